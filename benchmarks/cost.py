@@ -23,15 +23,7 @@ from cases import BOUNDS, LAYERS
 from comparison import Measured, Workers, measure
 from peer_work.registry import COMPILERS, HUGGING_FACE_ONE_THREAD, OURS, TWO_WORKERS
 from peer_work.work import Case
-from peers import (
-    SMOKE_TEXT_SIZE,
-    TEXT_SIZE,
-    UNRATED,
-    common_arguments,
-    kept_of,
-    settings_of,
-    write_material,
-)
+from peers import SMOKE_TEXT_SIZE, TEXT_SIZE, UNRATED, common_arguments, kept_of, settings_of, write_material
 from rich.console import Console
 from rich.table import Table
 

@@ -30,8 +30,8 @@ from bert_keras.errors import MissingPackageError
 from bert_keras.savedmodels.export import export
 from bert_keras.savedmodels.runtimes import export_to
 from bert_keras.tasks.batches import predict
+from bert_keras.tasks.runs.ensemble import at_precision
 from bert_keras.tasks.runs.run_folder import Run, load_run
-from bert_keras.tasks.runs.run_precision import at_precision
 
 Ask = Callable[[list[list[str]]], np.ndarray]  # texts [B] for each input -> probabilities [B, C]
 # Name -> how `export` or `export_to` writes it.

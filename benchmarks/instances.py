@@ -21,6 +21,8 @@ import sys
 import tempfile
 import time
 
+from bert_keras.tasks.pretraining.instance_stream import InstanceMaker
+
 WORDS = 3.3e9  # BooksCorpus and Wikipedia
 
 
@@ -39,16 +41,9 @@ def measure(kind: str, copies: int, args: argparse.Namespace, output: str) -> No
 
     from bert_keras import checkpoints
     from bert_keras.tasks.pretraining.corpus import Corpora, Corpus
-    from bert_keras.tasks.pretraining.instance_stream import (
-        SHARD_BYTES,
-        SHARD_DOCUMENTS,
-        shards,
-        stream,
-    )
+    from bert_keras.tasks.pretraining.instance_stream import SHARD_BYTES, SHARD_DOCUMENTS, shards, stream
     from bert_keras.tasks.pretraining.recipes import RECIPES
-    from bert_keras.tasks.pretraining.shard_plan import document_sizes, sources_of
-    from bert_keras.tasks.pretraining.shard_writer import Job
-    from bert_keras.tasks.pretraining.write_records import write_records
+    from bert_keras.tasks.pretraining.write_records import Job, corpus_ranges, document_sizes, write_records
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -66,7 +61,7 @@ def measure(kind: str, copies: int, args: argparse.Namespace, output: str) -> No
         from bert_keras.tasks.pretraining.beam_records import write_records_with_beam
     before, start = resident("VmRSS"), time.process_time()
     if kind == "plan":
-        for source in sources_of(corpora):
+        for source in corpus_ranges(corpora):
             document_sizes(corpora, source)
         instances = 0
     elif kind == "send":
@@ -75,13 +70,16 @@ def measure(kind: str, copies: int, args: argparse.Namespace, output: str) -> No
         instances = 0
     elif kind == "stream":
         made = stream(
-            corpora, tokenizer=options["make_tokenizer"](), settings=options["settings"], seed=1, epochs=1
+            corpora,
+            InstanceMaker(tokenizer=options["make_tokenizer"](), settings=options["settings"]),
+            seed=1,
+            epochs=1,
         )
         instances = sum(int(batch.shape[0]) for batch in made.batch(1000).map(lambda one: one["input_mask"]))
     elif kind == "beam":
         instances = write_records_with_beam(corpora, Job(path=pathlib.Path(output), **options)).instances
     else:
-        instances = write_records(corpora, output, **options).instances
+        instances = write_records(corpora, Job(path=pathlib.Path(output), **options)).instances
     seconds = time.process_time() - start
     size = copies * pathlib.Path(args.text).stat().st_size
     found = {"seconds": seconds, "bytes": size, "instances": instances, "peak": resident("VmHWM") - before}

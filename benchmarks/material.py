@@ -18,11 +18,11 @@ from cases import CASES
 from peer_work.work import SEED
 
 from bert_keras import checkpoints
+from bert_keras.checkpoints.checkpoint import Checkpoint, head_shapes, variable_shapes
 from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
-from bert_keras.checkpoints.variables import Checkpoint, head_shapes, variable_shapes
 from bert_keras.config import BertConfig
-from bert_keras.tasks.pretraining.sentences import split_sentences
-from bert_keras.text.vocabulary_files import read_pieces
+from bert_keras.tasks.pretraining.corpus import split_sentences
+from bert_keras.text.vocabulary import Vocabulary, read_pieces
 
 WORDS = range(
     8, 37
@@ -87,9 +87,7 @@ def write_byte_bpe(folder: pathlib.Path, given: pathlib.Path | None) -> None:
         given.mkdir()
         learned.save_model(str(given))
     (folder / "byte-bpe").mkdir()
-    empty = Checkpoint(config=BertConfig(vocab_size=1), tensors={})
-    tokenizer = checkpoints.load_tokenizer(given)
-    write_tokenizer(checkpoints.with_tokenizer(empty, tokenizer), folder / "byte-bpe")
+    write_tokenizer(checkpoints.load_tokenizer(given).to_vocabulary(), folder / "byte-bpe")
 
 
 def _drawn(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, np.ndarray]:
@@ -125,5 +123,6 @@ def write_weights(folder: pathlib.Path, source: Checkpoint, vocabulary: tuple[st
     kernel = np.random.default_rng(SEED).normal(0.0, 0.02, (config.hidden_size, LABELS)).astype("float32")
     classifier = {"classifier/dense/kernel": kernel, "classifier/dense/bias": np.zeros(LABELS, "float32")}
     tensors = encoder | _drawn(heads, SEED + 1) | classifier
-    whole = Checkpoint(config=config, tensors=tensors, vocabulary=vocabulary, lower_case=True)
+    tokens = Vocabulary(tokens=vocabulary, lower_case=True)
+    whole = Checkpoint(config=config, tensors=tensors, vocabulary=tokens)
     checkpoints.write(whole, folder, format="hugging-face")

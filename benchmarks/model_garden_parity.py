@@ -19,7 +19,7 @@ import tf_keras
 from official.nlp import modeling
 
 from bert_keras import checkpoints
-from bert_keras.checkpoints.variables import Checkpoint, head_shapes, variable_shapes
+from bert_keras.checkpoints.checkpoint import Checkpoint, head_shapes, variable_shapes
 from bert_keras.config import BertConfig
 from bert_keras.features import (
     EMBEDDING_OUTPUT,

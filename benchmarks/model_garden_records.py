@@ -22,8 +22,8 @@ from bert_keras.features import NEXT_SENTENCE_LABEL
 from bert_keras.fields import Masking
 from bert_keras.tasks.hparams import Sampling
 from bert_keras.tasks.pretraining.corpus import Corpus
-from bert_keras.tasks.pretraining.read_records import read_records
-from bert_keras.tasks.pretraining.write_records import write_records
+from bert_keras.tasks.pretraining.records import read_records
+from bert_keras.tasks.pretraining.write_records import Job, write_records
 from bert_keras.text.wordpiece import WordPiece
 
 SEQ_LENGTH, PREDICTIONS, BATCH = 128, 20, 16
@@ -69,10 +69,12 @@ def main() -> int:
         ours, theirs = folder / "ours", folder / "theirs"
         write_records(
             Corpus(args.text),
-            ours,
-            make_tokenizer=functools.partial(WordPiece.from_file, str(args.vocab)),
-            settings=Sampling(seq_length=SEQ_LENGTH),
-            masking=Masking(max_predictions=PREDICTIONS),
+            Job(
+                path=ours,
+                make_tokenizer=functools.partial(WordPiece.from_file, str(args.vocab)),
+                settings=Sampling(seq_length=SEQ_LENGTH),
+                masking=Masking(max_predictions=PREDICTIONS),
+            ),
         )
         theirs.mkdir()
         command = [sys.executable, "-m", "official.nlp.data.create_pretraining_data"]

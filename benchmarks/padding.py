@@ -26,9 +26,9 @@ from bert_keras.tasks.batches import featurized
 from bert_keras.tasks.finetuning.finetune import plan_finetuning
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.pretraining.corpus import Corpus
-from bert_keras.tasks.pretraining.instance_sources import batches_of
-from bert_keras.tasks.pretraining.instance_stream import stream
-from bert_keras.tasks.pretraining.recipe_objectives import kinds_of, objectives_for
+from bert_keras.tasks.pretraining.instance_sources import make_batches
+from bert_keras.tasks.pretraining.instance_stream import InstanceMaker, stream
+from bert_keras.tasks.pretraining.model import make_objectives, objective_classes
 from bert_keras.tasks.pretraining.recipes import RECIPES
 from bert_keras.tasks.runs.run_folder import open_task
 from bert_keras.text.tokenizer import Tokenizer
@@ -52,7 +52,10 @@ def shares(tokenizer: Tokenizer, args: argparse.Namespace) -> Iterator[tuple[str
     for name, length in itertools.product(SAMPLED, LENGTHS):
         settings = RECIPES[name].sampling(length)
         made = stream(
-            Corpus([args.text], lines="paragraph"), tokenizer=tokenizer, settings=settings, seed=1, epochs=1
+            Corpus([args.text], lines="paragraph"),
+            InstanceMaker(tokenizer=tokenizer, settings=settings),
+            seed=1,
+            epochs=1,
         )
         yield (
             f"pre-training, {settings.sampler}, {length} tokens",
@@ -87,7 +90,7 @@ def pretrainer(name: str, length: int, *, tokenizer: Tokenizer, unpadded: bool) 
         attention_dropout=0.0,
         **SIZES["minilm"],
     )
-    objectives = objectives_for(RECIPES[name], length, pieces=bk.Pieces.of(tokenizer))
+    objectives = make_objectives(RECIPES[name], length, pieces=bk.Pieces.of(tokenizer))
     keras.utils.set_random_seed(1)
     encoder = bk.BertEncoder(config, outputs=[*dict.fromkeys(one.reads for one in objectives)])
     encoder.unpadded = unpadded
@@ -100,11 +103,13 @@ def gain(name: str, length: int, rows: int, *, tokenizer: Tokenizer, text: str) 
     """The share of padding, the time of a step with padding over that without, and the difference of the weights."""
     recipe = RECIPES[name]
     instances = stream(
-        Corpus([text], lines="paragraph"), tokenizer=tokenizer, settings=recipe.sampling(length), seed=1
+        Corpus([text], lines="paragraph"),
+        InstanceMaker(tokenizer=tokenizer, settings=recipe.sampling(length)),
+        seed=1,
     )
-    objectives = objectives_for(recipe, length, pieces=bk.Pieces.of(tokenizer))
-    assert len(objectives) == len(kinds_of(recipe))
-    made = batches_of(
+    objectives = make_objectives(recipe, length, pieces=bk.Pieces.of(tokenizer))
+    assert len(objectives) == len(objective_classes(recipe))
+    made = make_batches(
         instances, objectives=objectives, vocab_size=len(tokenizer.vocabulary), batch_size=rows, seed=1
     )
     batches = [*made.take(WARM_UP + ROUNDS)]

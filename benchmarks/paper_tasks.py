@@ -30,8 +30,8 @@ from rich.table import Table
 
 from bert_keras.savedmodels import demo
 from bert_keras.tasks import metrics
-from bert_keras.tasks.problems.choice import Swag
-from bert_keras.tasks.problems.question_answering import Squad
+from bert_keras.tasks.problems.multiple_choice import MultipleChoice
+from bert_keras.tasks.problems.question_answering import QuestionAnswering
 from bert_keras.tasks.runs.run_folder import TASKS, evaluate, load_run
 
 CONLL_SENTENCES = 1_000
@@ -235,9 +235,9 @@ def results_of(case: Case, seed: int, args: argparse.Namespace) -> dict:
 def _test_figures(run_folder: pathlib.Path, data: str) -> dict[str, float]:
     """A question-answering run's measures on a test file, with the tau of its dev split and with 0."""
     run = load_run(run_folder, data=data)
-    assert isinstance(run.task, Squad)
+    assert isinstance(run.task, QuestionAnswering)
     figures = {"tau": run.task.tau} | evaluate(run, "validation")
-    task = Squad.from_json(run.task.to_json() | {"tau": 0.0}, data)
+    task = QuestionAnswering.from_json(run.task.to_json() | {"tau": 0.0}, data)
     without = evaluate(dataclasses.replace(run, task=task), "validation")
     return figures | {f"{name}_at_tau_0": value for name, value in without.items()}
 
@@ -261,7 +261,7 @@ def commonest_answer(group: str, args: argparse.Namespace) -> float | None:
         commonest = max(texts, key=texts.count)
         return 100 * metrics.answer_scores([commonest] * len(golds), golds, unanswerable=False)[1].mean()
     if group == "swag":
-        task = Swag.open("swag", {"validation": args.data / "swag/swag_500.jsonl"})
+        task = MultipleChoice.open("swag", {"validation": args.data / "swag/swag_500.jsonl"})
         labels = [int(raw["label"]) for raw in task.examples("validation").as_numpy_iterator()]
         return 100 * max(map(labels.count, labels)) / len(labels)
     return None

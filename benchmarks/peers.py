@@ -53,7 +53,7 @@ def write_material(folder: pathlib.Path, cases: list[Case], args: argparse.Names
     """Writes all that the cases read."""
     material.write_text(folder, args.data, size=text)
     given = checkpoints.read(args.checkpoint) if args.checkpoint else None
-    vocabulary = (given and given.vocabulary) or material.english_vocabulary(args.data)
+    vocabulary = (given and given.vocabulary.tokens) or material.english_vocabulary(args.data)
     (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
     if any(case.kind == "byte-bpe" for case in cases):
         material.write_byte_bpe(folder, args.byte_bpe)
@@ -190,12 +190,7 @@ def chosen(args: argparse.Namespace) -> list[Case]:
     return [dataclasses.replace(case, precision=args.precision) for case in found]
 
 
-def print_machine(
-    console: Console,
-    measured: list[Measured],
-    *,
-    args: argparse.Namespace,
-) -> None:
+def print_machine(console: Console, measured: list[Measured], *, args: argparse.Namespace) -> None:
     """Prints what the machine gives, and whether it was quiet."""
     for one in measured:
         for name in one.rates:
@@ -283,12 +278,7 @@ def main() -> int:
                 try:
                     measured.append(
                         measure(
-                            case,
-                            workers,
-                            rounds=rounds,
-                            at_least=at_least,
-                            without=args.without,
-                            rates=True,
+                            case, workers, rounds=rounds, at_least=at_least, without=args.without, rates=True
                         )
                     )
                 except RuntimeError as error:

@@ -50,7 +50,7 @@ def measure(case: Case) -> None:
     import tensorflow as tf
 
     import bert_keras as bk
-    from bert_keras.tasks.pretraining.recipe_objectives import objectives_for
+    from bert_keras.tasks.pretraining.model import make_objectives
     from bert_keras.tasks.pretraining.recipes import RECIPES
     from bert_keras.text.masking import Pieces
     from bert_keras.text.wordpiece import WordPiece
@@ -59,7 +59,7 @@ def measure(case: Case) -> None:
     recipe = RECIPES["bert"].changed(size=case.size, batch_size=batch)
     config = recipe.config(vocab_size=30522)
     pieces = Pieces.of(WordPiece("[PAD] [UNK] [CLS] [SEP] [MASK] a b c".split()))
-    objectives = objectives_for(recipe, length, pieces=pieces)
+    objectives = make_objectives(recipe, length, pieces=pieces)
     predictions = recipe.masking(length).max_predictions
     draw = np.random.default_rng(1)
     features = {

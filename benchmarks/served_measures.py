@@ -25,7 +25,7 @@ from rich.table import Table
 from bert_keras.savedmodels.export import export
 from bert_keras.tasks.batches import concatenated, predict
 from bert_keras.tasks.runs.run_folder import load_run
-from bert_keras.text.word_splitting import TEXT, text_of
+from bert_keras.text.words import TEXT, take_text
 
 BATCH = 16
 # Output of a span's text -> its input, and the outputs with its start and end.
@@ -71,7 +71,7 @@ def main() -> int:
     predictions, raw = predict(run.task, run.preprocess, run.model, examples)
     comparable = set(run.task.signature()) <= set(raw)
     if not comparable:
-        raw = {TEXT: text_of(raw)}
+        raw = {TEXT: take_text(raw)}
     with tempfile.TemporaryDirectory() as folder:
         version = export(run, pathlib.Path(folder) / "served")
         answers = served(tf.saved_model.load(str(version)).signatures["serving_default"], raw)

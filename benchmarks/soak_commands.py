@@ -20,7 +20,7 @@ import runs  # noqa: E402
 
 LIMIT = 900  # seconds that a command may take
 QUICK = "--epochs 2 --batch-size 8 --seq-length 40 --max-examples 24"
-SIZES = "num_layers=1 hidden_size=32 num_heads=2 intermediate_size=64 seq_length=32 batch_size=8 steps=6"
+SIZES = "--num-layers 1 --hidden-size 32 --num-heads 2 --intermediate-size 64 --seq-length 32 --batch-size 8 --steps 6"
 
 
 def write_inputs(folder: pathlib.Path) -> None:
@@ -40,7 +40,7 @@ def commands(folder: pathlib.Path, output: pathlib.Path) -> dict[str, list[str]]
     layers = "--lstm-layers 1 --lstm-units 8"
     rows = "--rows fine-tuning random-fine-tuning --restarts 1"
     instances = f"--text {text} --vocab {vocab} --seq-length 32"
-    pretrain = f"--text {text} --vocab {vocab} --set {SIZES} --save-every 2"
+    pretrain = f"--text {text} --vocab {vocab} {SIZES} --save-every 2"
     asked = {
         "convert": f"--from {folder / 'checkpoint'} --format google --to",
         "export": f"--run {folder / 'run'} --output",

@@ -42,7 +42,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import tensorflow as tf  # noqa: E402
 import tokenizers  # noqa: E402
 
-from bert_keras.text.bpe import BPE_TOKENS, ByteBPE  # noqa: E402
+from bert_keras.text.byte_bpe import BPE_TOKENS, ByteBPE  # noqa: E402
 from bert_keras.text.wordpiece import MAX_WORD_CHARACTERS, WordPiece  # noqa: E402
 
 VOCABULARIES = {  # name: (file, lower_case)

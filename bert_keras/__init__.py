@@ -8,7 +8,7 @@ from bert_keras.model.registered import CLASSES, register_with_keras
 _HOMES = {
     "bert_keras.errors": ("BertKerasError",),
     "bert_keras.config": ("BertConfig",),
-    "bert_keras.text.bpe": ("ByteBPE",),
+    "bert_keras.text.byte_bpe": ("ByteBPE",),
     "bert_keras.text.sentencepiece": ("SentencePiece",),
     "bert_keras.text.wordpiece": ("WordPiece",),
     "bert_keras.text.preprocessing": ("Preprocessor", "pad_batches"),
@@ -23,9 +23,9 @@ _HOMES = {
     "bert_keras.optimization.optimizers": ("AdamW", "LAMB"),
     "bert_keras.checkpoints": ("load_encoder", "load_tokenizer"),
     "bert_keras.model.hub_layer": ("HubLayer",),
-    "bert_keras.model.layer_mix": ("LayerMix",),
+    "bert_keras.model.feature_bilstm": ("LayerMix",),
     "bert_keras.tasks.strings.text_model": ("TextModel",),
-    "bert_keras.tasks.strings.factories": (
+    "bert_keras.tasks.strings.models": (
         "chooser",
         "classifier",
         "embedder",
@@ -38,7 +38,6 @@ _HOMES = {
         "tagger",
     ),
     "bert_keras.model.preprocessor_layer": ("PreprocessorLayer",),
-    "bert_keras.model.pooling": ("MeanPooling",),
     "bert_keras.savedmodels.export": ("export",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

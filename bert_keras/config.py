@@ -2,41 +2,22 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from bert_keras.config_files import (
-    GOOGLE,
-    HUGGING_FACE,
-    MODEL_TYPES,
-    Form,
-)
+from bert_keras.config_files import GOOGLE, HUGGING_FACE, MODEL_TYPES, Form
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.io.json_files import (
-    is_finite,
-    is_whole,
-    or_null,
-    read_object,
-    short,
-    whole,
-)
-from bert_keras.io.paths import path_of
+from bert_keras.fields import Checked, names_of, setting
+from bert_keras.io.json_files import read_object, shortened
+from bert_keras.io.paths import to_path
 
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu", "silu", "tanh", "linear")
 
-# The largest value of each size. Published models are far below; larger sizes would allocate memory that no file fills.
-LIMITS = {
-    "vocab_size": 4_194_304,  # also the limit of the tokenizer's kernel
-    "hidden_size": 65_536,
-    "num_layers": 1_000,
-    "num_heads": 65_536,
-    "intermediate_size": 1_048_576,
-    "max_positions": 1_048_576,
-    "type_vocab_size": 1_024,
-    "embedding_size": 65_536,
-}
-SMALLEST = 1e-30  # of initializer_range and norm_epsilon: float32 holds it
-LARGEST = 1e3
+# The largest sizes. Published models are far below; larger sizes would allocate memory that no file fills.
+MAX_LAYERS = 1_000
+MAX_WIDTH = 65_536
+MAX_LENGTH = 1_048_576
+MAX_VOCABULARY = 4_194_304  # also the limit of the tokenizer's kernel
 
 # The published grid of Turc et al. 2019 (L x H), plus large. A = H / 64 and I = 4 H throughout.
 _GRID = {
@@ -98,57 +79,63 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BertConfig:
+class BertConfig(Checked):
     """Every number that defines an encoder (defaults: BERT base, Devlin et al. 2019, sec. 3).
 
     Raises ValueError for a value that no encoder can have; the error names the field, the value and the values wanted.
     """
 
-    vocab_size: int
-    hidden_size: int = 768
-    num_layers: int = 12
-    num_heads: int = 12
-    intermediate_size: int = 3072
-    max_positions: int = 512
-    type_vocab_size: int = 2  # DistilBERT: 0, no types
-    embedding_size: int | None = None  # ALBERT: factorised embeddings of this width; None means hidden_size
-    share_layers: bool = False  # ALBERT: one block's weights for every layer
-    causal: bool = False  # a position attends to itself and its left; pooled at the last token before padding
-    activation: str = "gelu_tanh"  # google-research/bert modeling.py `gelu`
-    pooler_activation: str = "tanh"  # DistilBERT's classifier: relu
-    hidden_dropout: float = 0.1
-    attention_dropout: float = 0.1
-    classifier_dropout: float | None = None  # before a task's dense layer; None means hidden_dropout
-    initializer_range: float = 0.02  # standard deviation of the truncated normal
-    norm_epsilon: float = 1e-12  # tf.contrib.layers.layer_norm's, which trained the released weights
-    position_offset: int = 0  # RoBERTa: 2
-    bilstm: bool = False  # a BiLSTM of H / 2 units per direction on the last block (Devlin et al. 2019, sec. 5.1, table 5)
+    vocab_size: int = setting(
+        help="tokens in the vocabulary (default: those of --vocab)", at_least=1, at_most=MAX_VOCABULARY
+    )
+    hidden_size: int = setting(768, help="width of the hidden states", at_least=1, at_most=MAX_WIDTH)
+    num_layers: int = setting(12, help="blocks", at_least=1, at_most=MAX_LAYERS)
+    num_heads: int = setting(12, help="attention heads in a block", at_least=1, at_most=MAX_WIDTH)
+    intermediate_size: int = setting(
+        3072, help="width inside the feed-forward layers", at_least=1, at_most=1_048_576
+    )
+    max_positions: int = setting(512, help="rows of the position table", at_least=1, at_most=MAX_LENGTH)
+    type_vocab_size: int = setting(
+        2, help="token types; 0, as in DistilBERT, has no type embeddings", at_least=0, at_most=1_024
+    )
+    embedding_size: int | None = setting(
+        None,
+        help="width of factorized embeddings, as in ALBERT (default: the hidden size)",
+        at_least=1,
+        at_most=MAX_WIDTH,
+    )
+    share_layers: bool = setting(False, help="one block's weights for every layer, as in ALBERT")
+    # Pooled at the last token before padding.
+    causal: bool = setting(False, help="a position attends only to itself and to the positions before it")
+    # google-research/bert modeling.py `gelu`
+    activation: str = setting(
+        "gelu_tanh", help="activation of the feed-forward layers and heads", choices=ACTIVATIONS
+    )
+    pooler_activation: str = setting(
+        "tanh", help="activation of the pooler; DistilBERT's is relu", choices=ACTIVATIONS
+    )
+    hidden_dropout: float = setting(0.1, help="dropout of the hidden states", at_least=0, below=1)
+    attention_dropout: float = setting(0.1, help="dropout of the attention weights", at_least=0, below=1)
+    classifier_dropout: float | None = setting(
+        None,
+        help="dropout before a task's dense layer (default: that of the hidden states)",
+        at_least=0,
+        below=1,
+    )
+    # float32 holds the bounds of the next two.
+    initializer_range: float = setting(
+        0.02, help="standard deviation of initial weights, a truncated normal", at_least=1e-30, at_most=1e3
+    )
+    # The default is tf.contrib.layers.layer_norm's, which trained the released weights.
+    norm_epsilon: float = setting(1e-12, help="epsilon of layer normalization", at_least=1e-30, at_most=1e3)
+    position_offset: int = setting(0, help="first position of a text; RoBERTa's is 2", at_least=0)
+    bilstm: bool = setting(
+        False,
+        help="a BiLSTM of half the hidden size per direction on the last block (Devlin et al. 2019, table 5)",
+    )
 
     def __post_init__(self) -> None:
-        for name, most in LIMITS.items():
-            kind = whole(0 if name == "type_vocab_size" else 1, most)
-            kind = or_null(kind) if name == "embedding_size" else kind
-            _want(self, name, kind.wanted, kind.accepts)
-        _want(self, "position_offset", "a whole number of at least 0", lambda v: is_whole(v) and v >= 0)
-        for name in ("share_layers", "causal", "bilstm"):
-            _want(self, name, "true or false", lambda v: isinstance(v, bool))
-        for name in ("hidden_dropout", "attention_dropout"):
-            _want(self, name, "a rate in [0, 1)", _is_rate)
-        _want(self, "classifier_dropout", "a rate in [0, 1), or None", lambda v: v is None or _is_rate(v))
-        for name in ("initializer_range", "norm_epsilon"):
-            _want(
-                self,
-                name,
-                f"a number over 0, from {SMALLEST:g} to {LARGEST:g}",
-                lambda v: is_finite(v) and SMALLEST <= v <= LARGEST,
-            )
-        for name in ("activation", "pooler_activation"):
-            _want(
-                self,
-                name,
-                f"one of {', '.join(ACTIVATIONS)}",
-                lambda v: isinstance(v, str) and v in ACTIVATIONS,
-            )
+        super().__post_init__()
         if self.hidden_size % self.num_heads:
             raise BertKerasError(
                 f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}; change one of the two."
@@ -159,7 +146,7 @@ class BertConfig:
             )
         if self.position_offset >= self.max_positions:
             raise BertKerasError(
-                f"position_offset is {short(self.position_offset)}; it must be below max_positions, {self.max_positions}."
+                f"position_offset is {shortened(self.position_offset)}; it must be below max_positions, {self.max_positions}."
             )
 
     @property
@@ -193,16 +180,15 @@ class BertConfig:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "BertConfig":
         """From `to_dict`'s keys; an unknown key is a ValueError."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        if unknown := sorted(set(fields) - known):
+        if unknown := sorted(set(fields) - {*names_of(cls)}):
             raise BertKerasError(
-                f"unknown configuration field {', '.join(unknown)}; the fields are {', '.join(sorted(known))}."
+                f"unknown configuration field {', '.join(unknown)}; the fields are {', '.join(sorted(names_of(cls)))}."
             )
         return cls(**fields)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field under its own name, without LATER ones at their defaults: files of earlier versions stay equal."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if (name, value) not in LATER}
+        """Every field under its own name."""
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_google(cls, fields: Mapping[str, Any]) -> "BertConfig":
@@ -222,7 +208,7 @@ class BertConfig:
         model_type = fields.get("model_type", "bert")
         if model_type not in MODEL_TYPES:
             raise BertKerasError(
-                f"model_type is {short(model_type)} in a config.json (Hugging Face), which changes the numbers and is not "
+                f"model_type is {shortened(model_type)} in a config.json (Hugging Face), which changes the numbers and is not "
                 f"supported; wanted {' or '.join(repr(known) for known in MODEL_TYPES)}."
             )
         return cls._from_form(fields, HUGGING_FACE[model_type])
@@ -268,7 +254,7 @@ class BertConfig:
 
         Raises FileNotFoundError for a missing file and ValueError for a file of another form.
         """
-        path = path_of(path)
+        path = to_path(path)
         if path.is_dir():
             found = [path / name for name in ("config.json", "bert_config.json") if (path / name).is_file()]
             if not found:
@@ -302,19 +288,5 @@ def generator_config(config: BertConfig, *, share: float = 0.25) -> BertConfig:
     )
 
 
-# Fields that files of earlier versions lack, with their defaults.
-LATER = (("pooler_activation", "tanh"),)
-
-
 def _defaults() -> dict[str, Any]:
     return {field.name: field.default for field in dataclasses.fields(BertConfig)}
-
-
-def _is_rate(value: Any) -> bool:
-    return is_finite(value) and 0 <= value < 1
-
-
-def _want(config: BertConfig, name: str, wanted: str, accepts: Callable[[Any], bool]) -> None:
-    value = getattr(config, name)
-    if not accepts(value):
-        raise BertKerasError(f"{name} is {short(value)}; {name} must be {wanted}.")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bert_keras.errors import BertKerasError
-from bert_keras.io.json_files import is_whole, short
+from bert_keras.io.json_files import is_integer, shortened
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Form:
         for key, allowed in self.fixed.items():
             if key in fields and fields[key] not in allowed:
                 raise BertKerasError(
-                    f"{key} is {short(fields[key])} in a {self.name}, which changes the numbers and is not supported; "
+                    f"{key} is {shortened(fields[key])} in a {self.name}, which changes the numbers and is not supported; "
                     f"wanted {' or '.join(repr(value) for value in allowed)}."
                 )
         known = set(self.keys) | set(self.fixed) | self.metadata
@@ -74,7 +74,7 @@ class Form:
         } | self.means
         for key, shift in self.shifts.items():
             name = self.keys[key]
-            ours[name] = ours[name] + shift if is_whole(ours[name]) else ours[name]
+            ours[name] = ours[name] + shift if is_integer(ours[name]) else ours[name]
         ours["activation"] = self._activation(ours.get("activation", "gelu"))
         self._refuse_less(fields)
         self._refuse_projection(ours)
@@ -85,7 +85,8 @@ class Form:
     def _activation(self, theirs: Any) -> str:
         if not isinstance(theirs, str) or theirs not in self.activations:
             raise BertKerasError(
-                f"{self._key_of('activation')} is {short(theirs)} in a {self.name}; wanted one of {', '.join(self.activations)}."
+                f"{self._key_of('activation')} is {shortened(theirs)} in a {self.name}; "
+                f"wanted one of {', '.join(self.activations)}."
             )
         return self.activations[theirs]
 
@@ -95,8 +96,10 @@ class Form:
 
     def _refuse_less(self, fields: Mapping[str, Any]) -> None:
         for key, least in self.least.items():
-            if is_whole(value := fields.get(key, least)) and value < least:
-                raise BertKerasError(f"{key} is {short(value)} in a {self.name}; wanted at least {least}.")
+            if is_integer(value := fields.get(key, least)) and value < least:
+                raise BertKerasError(
+                    f"{key} is {shortened(value)} in a {self.name}; wanted at least {least}."
+                )
 
     def _refuse_projection(self, ours: Mapping[str, Any]) -> None:
         if self.projects and ours["embedding_size"] == ours["hidden_size"]:

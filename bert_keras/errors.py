@@ -58,7 +58,7 @@ def first_line(error: BaseException) -> str:
     return str(getattr(error, "message", error)).strip().split("\n")[0]
 
 
-def listed(names: Iterable[str], limit: int = 8) -> str:
+def first_names(names: Iterable[str], limit: int = 8) -> str:
     """The first names and the number of the rest, for an error of one line."""
     names = list(names)
     rest = f" and {len(names) - limit} more" if len(names) > limit else ""

@@ -43,7 +43,7 @@ ATTENTION_PROBABILITIES = "attention_probabilities"  # L x float [B, A, S, S], A
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class WorkerRows:
     """The rows of each batch for one of several processes: number `index` of `count` equal parts."""
 
     index: int
@@ -60,7 +60,7 @@ class Part:
         return row // batch_size * len(rows) + min(max(row % batch_size - rows.start, 0), len(rows))
 
 
-WHOLE = Part(0, 1)
+ALL_ROWS = WorkerRows(0, 1)
 
 # Our names -> the names inside Google's TFRecord files (google-research/bert create_pretraining_data.py).
 TFRECORD_NAMES = {

@@ -1,89 +1,133 @@
-"""Settings as dataclass fields, each with its help, choices and bounds. No TensorFlow, no Keras.
+"""Settings as dataclass fields, each with its type, help, choices and bounds. No TensorFlow, no Keras.
 
-    class Hparams:
+    class Hparams(Checked):
         batch_size: int = setting(32, help="examples in a batch", at_least=1)
 
-`check_settings` derives errors from the fields; `add_flags` derives the flags of a command.
+A setting is declared once. Its check, its flag and help (`add_flags`) and its type in a JSON file (`field_types`) follow from it;
+`like` reuses it in another class.
 """
 
 import argparse
 import dataclasses
+import functools
+import numbers
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from bert_keras.errors import BertKerasError
+from bert_keras.io.json_files import (
+    FLAG,
+    INTEGER,
+    NUMBER,
+    TEXT,
+    FieldType,
+    fixed_list,
+    list_of,
+    one_of,
+    or_null,
+    parse_json,
+    shortened,
+    within,
+)
 
 
 def setting(
-    default: Any,
+    default: Any = dataclasses.MISSING,
     *,
     help: str,
-    choices: Sequence[Any] = (),
+    choices: Sequence[str] = (),
     at_least: float | None = None,
     over: float | None = None,
     at_most: float | None = None,
     below: float | None = None,
 ) -> Any:
-    """A dataclass field. If the annotation allows None, the bounds do not apply to None."""
+    """A dataclass field. If the annotation allows None, choices and bounds do not apply to None."""
     bounds = {"at_least": at_least, "over": over, "at_most": at_most, "below": below}
-    return dataclasses.field(default=default, metadata={"help": help, "choices": tuple(choices), **bounds})
-
-
-def wrong_setting(settings: Any, name: str, wanted: str) -> BertKerasError:
-    """The error about one field."""
-    return BertKerasError(f"{name} is {getattr(settings, name)!r}; {name} must be {wanted}.")
-
-
-def check_settings(settings: Any) -> None:
-    """Raises BertKerasError at the first field outside its choices or bounds."""
-    optional = {name for name, kinds in _kinds(type(settings)).items() if types.NoneType in kinds}
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
-        if not (value is None and field.name in optional) and not _fits(value, field.metadata):
-            raise wrong_setting(settings, field.name, _wanted(field.metadata))
-
-
-def _fits(value: Any, rule: Mapping[str, Any]) -> bool:
-    """True if the value is one of the choices and inside the bounds; NaN is outside."""
-    if rule.get("choices"):
-        return value in rule["choices"]
-    bounds = {name: rule.get(name) for name in ("at_least", "over", "at_most", "below")}
-    if all(bound is None for bound in bounds.values()):
-        return True
-    return value is not None and (
-        (bounds["at_least"] is None or value >= bounds["at_least"])
-        and (bounds["over"] is None or value > bounds["over"])
-        and (bounds["at_most"] is None or value <= bounds["at_most"])
-        and (bounds["below"] is None or value < bounds["below"])
+    return dataclasses.field(
+        default=default, metadata={"help": help, "choices": tuple(choices), "bounds": bounds}
     )
 
 
-def _wanted(rule: Mapping[str, Any]) -> str:
-    """The choices or bounds in words."""
-    if choices := rule["choices"]:
-        return f"one of {', '.join(map(str, choices))}" if len(choices) > 1 else repr(choices[0])
-    words = {"at_least": "at least", "over": "over", "at_most": "at most", "below": "below"}
-    return ", ".join(f"{word} {rule[name]:,}" for name, word in words.items() if rule[name] is not None)
+def like(settings: type, name: str, **changes: Any) -> Any:
+    """The field of another class, in this one. changes: those arguments of `setting` that differ."""
+    (field,) = (field for field in dataclasses.fields(settings) if field.name == name)
+    known = {"default": field.default, "help": field.metadata["help"], "choices": field.metadata["choices"]}
+    return setting(**known | field.metadata["bounds"] | changes)
 
 
-def _kinds(settings: type) -> dict[str, tuple[Any, ...]]:
-    """The types of each field; a union has several."""
-    hints = typing.get_type_hints(settings)
+@functools.cache
+def field_types(settings: type) -> dict[str, FieldType]:
+    """The values that each field may have, by its name. A JSON list stands for a tuple."""
     return {
-        field.name: typing.get_args(hints[field.name])
-        if isinstance(hints[field.name], types.UnionType)
-        else (hints[field.name],)
-        for field in dataclasses.fields(settings)
+        name: _field_type(annotation, field.metadata)
+        for name, (field, annotation) in _fields(settings).items()
     }
 
 
+@functools.cache
+def _fields(settings: type) -> dict[str, tuple[dataclasses.Field, Any]]:
+    """Each field with its annotation."""
+    hints = typing.get_type_hints(settings)
+    return {field.name: (field, hints[field.name]) for field in dataclasses.fields(settings)}
+
+
+def _field_type(annotation: Any, rule: Any) -> FieldType:
+    if isinstance(annotation, types.UnionType):
+        return or_null(_field_type(_without_none(annotation), rule), "None")
+    if typing.get_origin(annotation) is tuple:
+        items = typing.get_args(annotation)
+        if items[-1] is Ellipsis:
+            return list_of(_field_type(items[0], rule))
+        return fixed_list(*(_field_type(item, rule) for item in items))
+    if rule["choices"]:
+        return one_of(rule["choices"])
+    kind = {bool: FLAG, str: TEXT, int: INTEGER, float: NUMBER}[annotation]
+    return within(kind, **rule["bounds"])
+
+
+def _without_none(annotation: Any) -> Any:
+    """int | None -> int."""
+    (kind,) = (kind for kind in typing.get_args(annotation) if kind is not types.NoneType)
+    return kind
+
+
+def checked_value(settings: type, name: str, value: Any) -> Any:
+    """The value of a field in its own type: lists as tuples, numbers of numpy as Python's, floats where the field is a float.
+
+    Raises BertKerasError for a value of another type, or outside its choices or bounds.
+    """
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        value = int(value) if isinstance(value, numbers.Integral) else float(value)
+    if not field_types(settings)[name].accepts(value):
+        raise BertKerasError(
+            f"{name} is {shortened(value)}; {name} must be {field_types(settings)[name].wanted}."
+        )
+    return _converted(_fields(settings)[name][1], value)
+
+
+def _converted(annotation: Any, value: Any) -> Any:
+    if isinstance(annotation, types.UnionType):
+        return None if value is None else _converted(_without_none(annotation), value)
+    if typing.get_origin(annotation) is tuple:
+        items = typing.get_args(annotation)
+        items = items[:1] * len(value) if items[-1] is Ellipsis else items
+        return tuple(map(_converted, items, value))
+    return float(value) if annotation is float else value
+
+
 class Checked:
-    """Checks every field at construction."""
+    """Settings that check every field at construction, and convert it as `checked_value` does."""
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        for name in names_of(type(self)):
+            object.__setattr__(self, name, checked_value(type(self), name, getattr(self, name)))
+
+
+def wrong_setting(settings: Any, name: str, wanted: str) -> BertKerasError:
+    """The error about a field that does not fit the others."""
+    return BertKerasError(f"{name} is {getattr(settings, name)!r}; {name} must be {wanted}.")
 
 
 def names_of(settings: type) -> tuple[str, ...]:
@@ -91,51 +135,86 @@ def names_of(settings: type) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(settings))
 
 
-def add_flags(parser: Any, settings: type, *, without: Sequence[str] = ()) -> None:
+# -----------------------------------------------------------------------------------------------------------
+# Flags
+
+
+def flag_of(name: str) -> str:
+    """batch_size -> --batch-size."""
+    return f"--{name.replace('_', '-')}"
+
+
+def add_flags(
+    parser: Any,
+    settings: Any,
+    *,
+    only: Sequence[str] | None = None,
+    without: Sequence[str] = (),
+    negatable: bool = False,
+) -> None:
     """Adds a flag for each field; a flag that is not given is not in the parsed arguments.
 
     parser: an argparse parser or group
-    without: names of fields that get no flag
+    settings: a class, or an instance whose values the help shows as the defaults
+    only, without: names of the fields that get a flag, and of those that get none
+    negatable: a switch has the form --no-NAME too, for settings that are on by default in some recipe
     """
-    kinds = _kinds(settings)
-    for field in dataclasses.fields(settings):
-        if field.name in without:
+    kind = settings if isinstance(settings, type) else type(settings)
+    for name, (field, annotation) in _fields(kind).items():
+        if name in without or (only is not None and name not in only):
             continue
-        (kind,) = (kind for kind in kinds[field.name] if kind is not types.NoneType)
-        form: dict[str, Any] = {"type": kind}
-        if kind is bool:
-            form = {"action": "store_true"}
-        elif field.metadata["choices"]:
-            form = {"choices": field.metadata["choices"]}
-        elif typing.get_origin(kind) is tuple:
-            form = {"type": typing.get_args(kind)[0], "nargs": "+", "action": "extend"}
-        flag = f"--{field.name.replace('_', '-')}"
-        parser.add_argument(flag, **form, default=argparse.SUPPRESS, help=_help(field, field.default))
+        form = _form(annotation, field.metadata["choices"], negatable=negatable)
+        text = _help(field, getattr(settings, name, None))
+        parser.add_argument(flag_of(name), **form, default=argparse.SUPPRESS, help=text)
+
+
+def _form(annotation: Any, choices: tuple[str, ...], *, negatable: bool) -> dict[str, Any]:
+    """The arguments of argparse for a field. A number or choice that may be None is given as `none`; text is not."""
+    if isinstance(annotation, types.UnionType):
+        form = _form(_without_none(annotation), choices, negatable=negatable)
+        if choices:
+            return {"type": _or_none(str), "choices": (*choices, None), "metavar": f"{{{','.join(choices)}}}"}
+        return form | {"type": _or_none(form["type"])} if form.get("type") in (int, float) else form
+    if annotation is bool:
+        return {"action": argparse.BooleanOptionalAction if negatable else "store_true"}
+    if choices:
+        return {"choices": choices}
+    if typing.get_origin(annotation) is not tuple:
+        return {"type": annotation}
+    item = typing.get_args(annotation)[0]
+    if typing.get_origin(item) is tuple:
+        return {"type": _json, "metavar": "JSON"}
+    return {"type": item, "nargs": "+", "action": "extend"}
+
+
+def _or_none(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Reads `none` as None, and any other word as `kind` does."""
+
+    @functools.wraps(kind, updated=())  # argparse names it in an error
+    def read(word: str) -> Any:
+        return None if word == "none" else kind(word)
+
+    return read
+
+
+def _json(text: str) -> Any:
+    try:
+        return parse_json(text, source=repr(text))
+    except BertKerasError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _help(field: dataclasses.Field, default: Any) -> str:
     """The help of a field, with its default unless that is None or False."""
     known = default is not None and default is not False
-    return field.metadata["help"] + (f" (default: {spelled(default)})" if known else "")
+    return field.metadata["help"] + (f" (default: {format_value(default)})" if known else "")
 
 
-def describe(settings: Any, *, without: Sequence[str] = ()) -> str:
-    """Lines of help for settings that are given as NAME=VALUE; the defaults are the values of this instance."""
-    fields = [field for field in dataclasses.fields(settings) if field.name not in without]
-    width = 2 + max(len(field.name) for field in fields)
-    lines = []
-    for field in fields:
-        lines.append(f"    {field.name:{width}}{_help(field, getattr(settings, field.name))}")
-        if field.metadata["choices"]:
-            lines.append(f"    {'':{width}}one of {', '.join(field.metadata['choices'])}")
-    return "\n".join(lines)
-
-
-def spelled(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as a person writes it: 5e-05 as 5e-5, 1.0 as 1, (1, 2) as 1 2, pairs as JSON."""
     if isinstance(value, tuple):
         nested = any(isinstance(item, tuple) for item in value)
-        return str([*map(list, value)]) if nested else " ".join(map(spelled, value))
+        return str([*map(list, value)]) if nested else " ".join(map(format_value, value))
     return f"{value:g}".replace("e-0", "e-") if isinstance(value, float) else str(value)
 
 
@@ -144,8 +223,12 @@ def given_settings(args: argparse.Namespace, *settings: type) -> dict[str, Any]:
     return {name: getattr(args, name) for kind in settings for name in names_of(kind) if hasattr(args, name)}
 
 
+# -----------------------------------------------------------------------------------------------------------
+# Masking
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Masking:
+class Masking(Checked):
     """The settings of masking (defaults: Devlin et al. 2019, sec. 3.1 and A.1; google-research/bert).
 
     hide, keep, replace: fractions of the masked positions that become [MASK], keep their token, or get a random token
@@ -176,7 +259,7 @@ class Masking:
     )
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        super().__post_init__()
         rates = (self.hide, self.keep, self.replace)
         if abs(sum(rates) - 1) > 1e-6:
             raise BertKerasError(f"hide, keep and replace are {rates}; give rates that sum to 1.")

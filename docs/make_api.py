@@ -67,8 +67,6 @@ FUNCTIONS = {
     "bert_keras.tasks.runs.run_folder": ("open_task", "load_run"),
     "bert_keras.tasks.finetuning.finetune": ("finetune",),
     "bert_keras.tasks.pretraining.pretrain": ("pretrain",),
-    "bert_keras.tasks.frozen.cache": ("extract",),
-    "bert_keras.tasks.frozen.tagger": ("train_tagger", "load_tagger"),
     "bert_keras.savedmodels.runtimes": ("export_to",),
 }
 # Keras calls these; users do not.

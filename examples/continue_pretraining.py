@@ -10,11 +10,11 @@ import tensorflow as tf
 
 import bert_keras as bk
 from bert_keras import checkpoints
-from bert_keras.io import atomic_folders
+from bert_keras.io.folders import check_folder
 from bert_keras.optimization.objectives import label
 
 checkpoint, file, output = sys.argv[1:]
-atomic_folders.check_folder(pathlib.Path(output))  # before the training, not after it
+check_folder(pathlib.Path(output))  # before the training, not after it
 source = checkpoints.read(checkpoint)
 preprocess = bk.Preprocessor(checkpoints.tokenizer_of(source), seq_length=128)
 objective = bk.MaskedLM(pieces=bk.Pieces.of(preprocess.tokenizer), masking=bk.Masking(whole_word=True))

@@ -13,29 +13,11 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from bert_keras.cli.console import (
-    PATH,
-    SEVERAL,
-    Command,
-    say,
-    start,
-    table,
-)
+from bert_keras.cli.console import PATH, SEVERAL, Command, say, start, table
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import add_flags, given_settings
-from bert_keras.tasks.commands.flags import (
-    CHECKPOINT_HELP,
-    add_model,
-    add_precision,
-    add_pretrained_task,
-    slow_precision,
-)
-from bert_keras.tasks.options import (
-    SAVED_MODEL,
-    ExportOptions,
-    HubOptions,
-    ServerOptions,
-)
+from bert_keras.tasks.commands.flags import CHECKPOINT_HELP, add_model, add_pretrained_task, slow_precision
+from bert_keras.tasks.options import SAVED_MODEL, ExportOptions, HubOptions, InferenceOptions, ServerOptions
 
 # -----------------------------------------------------------------------------------------------------------
 # export and hub
@@ -49,7 +31,7 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     others = [field.name for field in dataclasses.fields(ExportOptions) if field.name != "embedding"]
     add_flags(form, ExportOptions, without=others)
     add_flags(parser, ExportOptions, without=("embedding",))
-    add_precision(parser)
+    add_flags(parser, InferenceOptions, only=("precision",))
     add(
         "--output",
         **PATH,
@@ -65,13 +47,13 @@ def _run_export(args: argparse.Namespace) -> None:
         _export_to_runtime(args, options)
         return
     start()
-    from bert_keras.io.paths import path_of
+    from bert_keras.io.paths import to_path
     from bert_keras.savedmodels.export import check_export, export
     from bert_keras.savedmodels.model_card import precision_of
-    from bert_keras.tasks.runs.run_precision import at_precision
+    from bert_keras.tasks.runs.ensemble import at_precision
 
-    check_export(path_of(args.output), target=args.target)
-    run = at_precision(_run_to_export(args, options), args.precision)
+    check_export(to_path(args.output), target=args.target)
+    run = at_precision(_run_to_export(args, options), getattr(args, "precision", None))
     slow_precision(precision_of(run.model))
     folder = export(run, args.output, target=args.target, freeze=options.freeze)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
@@ -84,14 +66,14 @@ def _export_to_runtime(args: argparse.Namespace, options: ExportOptions) -> None
             f"--target names a TensorFlow Serving, which does not load {options.format}; leave it out."
         )
     start()
-    from bert_keras.io.atomic_folders import check_folder
-    from bert_keras.io.paths import path_of
+    from bert_keras.io.folders import check_folder
+    from bert_keras.io.paths import to_path
     from bert_keras.savedmodels.runtimes import check_packages, check_precision, check_task, export_to
 
-    precision = args.precision or "float32"
+    precision = getattr(args, "precision", None) or "float32"
     check_precision(options.format, precision)
     check_packages(options.format, quantize=options.quantize)  # before a long read
-    check_folder(path_of(args.output))
+    check_folder(to_path(args.output))
     run = _run_to_export(args, options, check=check_task)
     slow_precision(precision)
     found = export_to(run, args.output, options.format, quantize=options.quantize, precision=precision)
@@ -110,12 +92,7 @@ def _run_to_export(
     """
     from bert_keras.tasks.problems.embedding import Embedding, WordEmbedding
     from bert_keras.tasks.runs.ensemble import load_runs
-    from bert_keras.tasks.runs.run_folder import (
-        KERAS,
-        pretrained_task,
-        run_of,
-        task_of,
-    )
+    from bert_keras.tasks.runs.run_folder import KERAS, pretrained_task, run_of, task_of
 
     of_vectors = {"--l2": options.l2, "--layers": options.layers}
     of_checkpoint = {
@@ -201,12 +178,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
 def _run_serve(args: argparse.Namespace) -> None:
     start()
     from bert_keras.savedmodels.server import Server
-    from bert_keras.savedmodels.server.served import (
-        HOST,
-        Limits,
-        example_of,
-        load,
-    )
+    from bert_keras.savedmodels.server.served import HOST, Limits, example_of, load
 
     options = ServerOptions(**given_settings(args, ServerOptions))
     limits = Limits(rows=options.max_rows, text_bytes=options.max_text, seconds=options.max_seconds)
@@ -259,8 +231,7 @@ def _show_installation() -> None:
     names = ("bert-keras", "tensorflow", "tensorflow-text", "keras", "keras-nlp", "numpy")
     table(("package", "version"), [(name, version_of(name)) for name in names])
     table(
-        ("device", "kind"),
-        [(device.name, device.device_type) for device in tf.config.list_logical_devices()],
+        ("device", "kind"), [(device.name, device.device_type) for device in tf.config.list_logical_devices()]
     )
     configs = {name: BertConfig.named(name) for name in (*SIZES, *VARIANTS)}
     sizes = [(name, config.num_layers, config.hidden_size) for name, config in configs.items()]
@@ -277,7 +248,7 @@ def _show_export(path: str) -> None:
 
 def _show_checkpoint(path: str) -> None:
     from bert_keras import checkpoints
-    from bert_keras.checkpoints.letter_case import lower_cases
+    from bert_keras.checkpoints.hugging_face_tokenizer import lower_cases
     from bert_keras.tasks.runs.run_card import describe
     from bert_keras.tasks.runs.run_folder import is_run, load_run
 
@@ -285,13 +256,11 @@ def _show_checkpoint(path: str) -> None:
     checkpoint = checkpoints.read(model)
     count = sum(tensor.size for tensor in checkpoint.tensors.values())
     facts = {"format": checkpoint.format, "tensors": len(checkpoint.tensors), "parameters": f"{count:,}"}
-    if checkpoint.vocabulary is not None:
-        facts |= {
-            "vocabulary": f"{len(checkpoint.vocabulary):,} tokens",
-            "lower_case": lower_cases(checkpoint),
-        }
-    if checkpoint.sentencepiece is not None:
-        facts |= {"vocabulary": "a SentencePiece model", "lower_case": lower_cases(checkpoint)}
+    if (vocabulary := checkpoint.vocabulary).has_tokens:
+        tokens = (
+            "a SentencePiece model" if vocabulary.tokens is None else f"{len(vocabulary.tokens):,} tokens"
+        )
+        facts |= {"vocabulary": tokens, "lower_case": lower_cases(vocabulary)}
     facts |= checkpoint.origin
     if is_run(model):
         run = load_run(model)
@@ -312,12 +281,7 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
     size.add_argument("--quick", action="store_true", help="under two minutes on 2 cores")
     size.add_argument("--full", action="store_true", help="every training example")
     add = parser.add_argument
-    add(
-        "--work",
-        **PATH,
-        default="demo",
-        help="folder for runs and the exported model (default: demo)",
-    )
+    add("--work", **PATH, default="demo", help="folder for runs and the exported model (default: demo)")
     add("--seed", type=int, default=1, help="seed of the split, the order and dropout (default: 1)")
 
 

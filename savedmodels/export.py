@@ -18,10 +18,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from bert_keras.io.atomic_folders import check_folder
-from bert_keras.io.files import write_json
-from bert_keras.io.paths import path_of
-from bert_keras.io.tensorflow_errors import file_errors
+from bert_keras.io.files import file_errors, write_json
+from bert_keras.io.folders import check_folder
+from bert_keras.io.paths import to_path
 from bert_keras.savedmodels import op_support
 from bert_keras.savedmodels.model_card import example_of, model_card, precision_of, server_files
 from bert_keras.savedmodels.servable import Servable
@@ -64,7 +63,7 @@ def export(
     unchanged.
     """
     run = run if isinstance(run, Run) else load_run(run)
-    directory = path_of(directory)
+    directory = to_path(directory)
     check_export(directory, target=target)
     servable = servable_of(run, frozen=freeze)
     if target is not None:

@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from bert_keras import checkpoints
-from bert_keras.checkpoints.variables import Checkpoint
+from bert_keras.checkpoints.checkpoint import Checkpoint
 from bert_keras.errors import BertKerasError, TakenError
 from bert_keras.features import (
     DTYPE,
@@ -30,16 +30,11 @@ from bert_keras.features import (
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
-from bert_keras.io.paths import path_of
-from bert_keras.io.tensorflow_errors import file_errors
+from bert_keras.io.files import file_errors
+from bert_keras.io.paths import to_path
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.heads import MaskedLMHead
-from bert_keras.savedmodels.verify import (
-    SAMPLES,
-    ask,
-    compare,
-    publishing,
-)
+from bert_keras.savedmodels.verify import SAMPLES, ask, compare, publishing, write_manifest
 from bert_keras.tasks.options import HubOptions
 from bert_keras.text.preprocessing import MAX_SEGMENTS, Features, Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
@@ -94,7 +89,7 @@ def write_pair(
     to it, or if the encoder has fewer than seq_length positions, and as `tokenizer_of` and `assign` do; ExportError if the fresh
     process answers differently. The folder then stays unchanged.
     """
-    directory = path_of(directory)
+    directory = to_path(directory)
     if seq_length > (most := checkpoint.config.max_length):
         raise BertKerasError(
             f"seq_length is {seq_length} and the encoder has {most} positions; give at most {most}."
@@ -113,6 +108,7 @@ def write_pair(
             outputs = serve(**{key: tf.constant(rows) for key, rows in inputs.items()})
             expected = {key: value.numpy() for key, value in outputs.items()}
             compare(expected, ask(new / name, inputs))
+            write_manifest(new / name)
             # The preprocessor's outputs are the encoder's inputs.
             inputs = {key: rows.tolist() for key, rows in expected.items()}
 

@@ -17,11 +17,11 @@ from bert_keras.io.json_files import (
     MEASURE,
     OBJECT,
     TEXT,
+    checked_fields,
+    integer,
     object_of,
     or_null,
     read_object,
-    typed,
-    whole,
 )
 from bert_keras.savedmodels.op_support import VERSIONS
 from bert_keras.tasks.runs.ensemble import Ensemble, members_of
@@ -190,13 +190,15 @@ def measures_table(run: Run, *, rounded: str = "") -> str:
         return ""
     kinds = {
         "task": ANYTHING,
-        "dev_examples": whole(0, 2**63 - 1),
+        "dev_examples": integer(0, 2**63 - 1),
         "measures": object_of(MEASURE),
         "majority_baselines": object_of(MEASURE),
         "degenerate": or_null(TEXT),
         "hparams": OBJECT,
     }
-    found = measures_of(run, typed(read_object(path), kinds, where=path, optional=kinds, others=True))
+    found = measures_of(
+        run, checked_fields(read_object(path), kinds, where=path, optional=kinds, others=True)
+    )
     if not found or not rounded:
         return found
     return f"{found}These are the measures of the run. The export in {rounded} was not measured.\n"

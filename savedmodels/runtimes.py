@@ -23,36 +23,26 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from bert_keras import checkpoints
 from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
 from bert_keras.errors import BertKerasError, MissingPackageError
 from bert_keras.features import ENCODER_INPUTS
-from bert_keras.io.atomic_folders import check_folder
 from bert_keras.io.files import write_json
-from bert_keras.io.paths import path_of
+from bert_keras.io.folders import check_folder
+from bert_keras.io.paths import to_path
 from bert_keras.model.kernels import plain_operations
 from bert_keras.savedmodels import runtime_example
 from bert_keras.savedmodels.export import sample_inputs, servable_of
 from bert_keras.savedmodels.model_card import example_of, measures_table, precision_of
 from bert_keras.savedmodels.servable import check_size, with_constants
-from bert_keras.savedmodels.verify import (
-    CARD,
-    ROUNDING,
-    ask,
-    compare,
-    publishing,
-    relative,
-)
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.savedmodels.verify import CARD, ROUNDING, ask, compare, publishing, relative
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.problems.embedding import Embedding
-from bert_keras.tasks.runs.ensemble import members_of
+from bert_keras.tasks.runs.ensemble import at_precision, members_of
 from bert_keras.tasks.runs.run_card import fact_rows, facts_of
 from bert_keras.tasks.runs.run_folder import Run
-from bert_keras.tasks.runs.run_precision import at_precision
 from bert_keras.tasks.task import Problem, model_inputs
-from bert_keras.tasks.training.task_model import encoder_of
-from bert_keras.tasks.training.task_padding import with_padding
-from bert_keras.text.vocabulary_files import TOKENIZER_JSON, VOCAB_TXT, wordpiece_pipeline
+from bert_keras.tasks.training.task_model import encoder_of, with_padding
+from bert_keras.text.vocabulary import TOKENIZER_JSON, VOCAB_TXT, wordpiece_pipeline
 
 OPSET = 18  # of ONNX; ONNX Runtime reads it from 1.14 on
 
@@ -268,7 +258,7 @@ def export_to(
     cannot carry, and if the folder cannot be written; ExportError if the model answers differently in a fresh process. The folder
     then stays unchanged.
     """
-    directory = path_of(directory)
+    directory = to_path(directory)
     check_precision(format, precision)
     check_packages(format, quantize=quantize)
     check_folder(directory)
@@ -304,7 +294,7 @@ def check_task(task: Problem) -> None:
     """Raises BertKerasError for a task whose answers need more than the logits: call it before a long read."""
     if task.windowed:
         reason = "cuts texts into windows and puts the answers together from the text"
-    elif not isinstance(task, (Glue, Embedding)):
+    elif not isinstance(task, (TextClassification, Embedding)):
         reason = "finds its answers in the text"
     else:
         return
@@ -332,7 +322,7 @@ def settings_of(run: Run, format: str, *, precision: str = "float32") -> dict[st
     task, preprocess = run.task, run.preprocess
     special, pair = preprocess.tokenizer.special, preprocess.tokenizer.pair
     pairs = len(task.signature()) > 1
-    label_type = task.row.label_type if isinstance(task, Glue) else None
+    label_type = task.label_type if isinstance(task, TextClassification) else None
     return {
         "runtime": format,
         "precision": precision,
@@ -366,8 +356,7 @@ def write_beside(
     """Writes the files beside the model: tokenizer, settings, example and card."""
     tokenizer = run.preprocess.tokenizer
     encoder = encoder_of(members_of(run.model)[0])
-    checkpoint = checkpoints.Checkpoint(config=encoder.config, tensors={})
-    write_tokenizer(checkpoints.with_tokenizer(checkpoint, tokenizer), folder)
+    write_tokenizer(tokenizer.to_vocabulary(), folder, max_length=encoder.config.max_length)
     if (folder / VOCAB_TXT).exists():
         write_json(
             folder / TOKENIZER_JSON, wordpiece_pipeline(tokenizer.vocabulary, lower_case=tokenizer.lower_case)

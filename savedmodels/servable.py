@@ -16,12 +16,7 @@ from bert_keras.errors import BertKerasError
 from bert_keras.features import ENCODER_INPUTS, INPUT_MASK
 from bert_keras.io.signals import tracing
 from bert_keras.savedmodels.model_card import precision_of
-from bert_keras.tasks.task import (
-    Features,
-    Problem,
-    Raw,
-    model_inputs,
-)
+from bert_keras.tasks.task import Features, Problem, Raw, model_inputs
 from bert_keras.text.preprocessing import Preprocessor
 
 EXAMPLES = "examples"  # the signature for serialized tf.Example, and its input

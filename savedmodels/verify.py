@@ -14,15 +14,11 @@ from typing import Any, Literal
 import numpy as np
 
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.io.atomic_folders import whole_folder
-from bert_keras.io.files import digest_of_file, write_json
-from bert_keras.io.json_files import (
-    OBJECT,
-    object_of,
-    read_object,
-    typed,
-)
-from bert_keras.io.paths import for_tensorflow, path_of
+from bert_keras.io.files import digest_file, write_json
+from bert_keras.io.folders import atomic_folder
+from bert_keras.io.formats import SAVED_MODEL, check_format, stamp
+from bert_keras.io.json_files import OBJECT, checked_fields, object_of, read_object
+from bert_keras.io.paths import for_tensorflow, to_path
 from bert_keras.savedmodels import reload
 
 # Both processes must give the same answers for these texts: plain, empty, accented, CJK, emoji and long.
@@ -51,10 +47,10 @@ def publishing(
 
     existing: "keep" other entries of the directory, or "refuse" a directory that has any
 
-    Raises BertKerasError as `whole_folder` does, and instead of an OSError in the block.
+    Raises BertKerasError as `atomic_folder` does, and instead of an OSError in the block.
     """
     try:
-        with whole_folder(directory, existing=existing) as new:
+        with atomic_folder(directory, existing=existing) as new:
             yield new
     except BertKerasError:
         raise
@@ -78,7 +74,7 @@ def ask(
 
     Raises ExportError if the process fails.
     """
-    with for_tensorflow(path_of(directory).resolve()) as found:
+    with for_tensorflow(to_path(directory).resolve()) as found:
         process = subprocess.run(
             [sys.executable, str(script), *([str(found)] if script == reload.__file__ else [])],
             input=json.dumps({name: list(texts) for name, texts in raw.items()}),
@@ -135,7 +131,8 @@ MANIFEST, CARD, EXAMPLE = "manifest.json", "model_card.md", "example.json"  # in
 
 def write_manifest(folder: pathlib.Path) -> None:
     """Writes the size and SHA-256 of every file of a version."""
-    write_json(folder / EXTRA / MANIFEST, {"files": _described(folder)})
+    (folder / EXTRA).mkdir(exist_ok=True)
+    write_json(folder / EXTRA / MANIFEST, stamp(SAVED_MODEL) | {"files": _described(folder)})
 
 
 def verify_files(folder: str | pathlib.Path) -> dict[str, Any]:
@@ -143,11 +140,13 @@ def verify_files(folder: str | pathlib.Path) -> dict[str, Any]:
 
     Raises MissingFileError without a manifest, BertKerasError if files are missing, changed or added, with their names.
     """
-    folder = path_of(folder)
+    folder = to_path(folder)
     path = folder / EXTRA / MANIFEST
     if not path.is_file():
         raise MissingFileError(f"{folder} has no {EXTRA}/{MANIFEST}; give the folder of an exported version.")
-    wanted = typed(read_object(path), {"files": object_of(OBJECT)}, where=path, others=True)["files"]
+    content = read_object(path)
+    check_format(SAVED_MODEL, content, where=path)
+    wanted = checked_fields(content, {"files": object_of(OBJECT)}, where=path, others=True)["files"]
     found = _described(folder)
     if wrong := sorted(name for name in wanted | found if wanted.get(name) != found.get(name)):
         raise BertKerasError(
@@ -160,7 +159,7 @@ def _described(folder: pathlib.Path) -> dict[str, Any]:
     """The bytes and SHA-256 of every file except the manifest, by path."""
     paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     return {
-        name: {"bytes": path.stat().st_size, "sha256": digest_of_file(path)}
+        name: {"bytes": path.stat().st_size, "sha256": digest_file(path)}
         for name, path in sorted(paths.items())
         if name != f"{EXTRA}/{MANIFEST}"
     }

@@ -18,17 +18,11 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
-from bert_keras.features import INPUT_MASK, WHOLE, Part
-from bert_keras.model.packed_weights import packed_weights
-from bert_keras.optimization.autotuning import without_autotuning
+from bert_keras.features import ALL_ROWS, INPUT_MASK, WorkerRows
+from bert_keras.model.kernels import packed_weights
+from bert_keras.optimization.replicas import without_autotuning
 from bert_keras.tasks.devices.strategies import in_replicas, padded_for
-from bert_keras.tasks.task import (
-    Arrays,
-    Features,
-    Problem,
-    Raw,
-    model_inputs,
-)
+from bert_keras.tasks.task import Arrays, Features, Problem, Raw, model_inputs
 from bert_keras.text.preprocessing import Preprocessor, own_rows, pad_batches
 
 POOL = (
@@ -114,40 +108,37 @@ def dataset(
     seed: int | None = None,
     multiple_of: int = 1,
     labelled: bool = True,
-    part: Part = WHOLE,
+    worker_rows: WorkerRows = ALL_ROWS,
 ) -> tf.data.Dataset:
     """The input of `fit`: (features, labels, weights), [B or W, ...]; (features, raw) with `labelled=False`.
 
     multiple_of: rows; `pad_batches` pads labelled batches to a multiple of it. With `batch_size` or more, all batches have one
         shape
-    part: of labelled batches, whose rows `multiple_of` makes divisible. Other rows are not tokenized, except for a task with
-        windows, whose batches are known only after that
+    worker_rows: of labelled batches, whose rows `multiple_of` makes divisible. Other rows are not tokenized, except for a task
+        with windows, whose batches are known only after that
 
     The order is that of `batches`. `preprocess` pads each batch to its longest row, or to one length. For a task with windows,
     `batch_size` counts windows in labelled batches and examples in unlabelled ones, and the number of batches is unknown.
     """
-    featurize = _featurizer(task, preprocess, labelled=labelled)
-    if labelled and part != WHOLE and not task.windowed:
+    if labelled and not task.windowed:
         raw = batches(examples, batch_size=batch_size, seed=seed)
-        return _prefetched(_featurized_part(raw, featurize, part, multiple_of=multiple_of))
-    if labelled and task.windowed:
-        if seed is not None:
-            examples = examples.shuffle(cardinality(examples), seed=seed)
-        made = _by_window(
-            examples.batch(batch_size).map(
-                featurize, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
-            ),
-            batch_size=batch_size,
-            seed=seed,
-        )
-        made = made if part == WHOLE else own_rows(pad_batches(made, multiple_of=multiple_of), part)
-    else:
-        made = batches(examples, batch_size=batch_size, seed=seed)
-        made = made.map(featurize, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    if labelled and part == WHOLE and multiple_of > 1:
+        made = featurized(task, preprocess, raw, multiple_of=multiple_of, worker_rows=worker_rows)
+        known = worker_rows == ALL_ROWS and multiple_of >= max(batch_size, 2)
+        return _prefetched(set_row_count(made, multiple_of)) if known else made
+    featurize = _featurizer(task, preprocess, labelled=labelled)
+    if not labelled:
+        raw = batches(examples, batch_size=batch_size, seed=seed)
+        return _prefetched(raw.map(featurize, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True))
+    if seed is not None:
+        examples = examples.shuffle(cardinality(examples), seed=seed)
+    made = examples.batch(batch_size).map(featurize, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    made = _by_window(made, batch_size=batch_size, seed=seed)
+    if multiple_of > 1 or worker_rows != ALL_ROWS:
         made = pad_batches(made, multiple_of=multiple_of)
-        if multiple_of >= batch_size:
-            made = of_rows(made, multiple_of)
+    if worker_rows != ALL_ROWS:
+        made = own_rows(made, worker_rows)
+    elif multiple_of >= max(batch_size, 2):
+        made = set_row_count(made, multiple_of)
     return _prefetched(made)
 
 
@@ -157,7 +148,11 @@ def _prefetched(made: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _featurized_part(
-    raw: tf.data.Dataset, featurize: Callable[[Raw], tuple[Any, ...]], part: Part, *, multiple_of: int
+    raw: tf.data.Dataset,
+    featurize: Callable[[Raw], tuple[Any, ...]],
+    worker_rows: WorkerRows,
+    *,
+    multiple_of: int,
 ) -> tf.data.Dataset:
     """(features, labels, weights) of a part of each raw batch. Copies of the first row fill up, with weight 0."""
     labelled = raw.map(lambda raw: (raw, next(iter(raw.values()))))  # in the form of `pad_batches`
@@ -172,7 +167,7 @@ def _featurized_part(
 
         return features, labels, tf.nest.map_structure(weighted, weights)
 
-    return own_rows(padded, part).map(own, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return own_rows(padded, worker_rows).map(own, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
 def featurized(
@@ -181,19 +176,19 @@ def featurized(
     raw: tf.data.Dataset,
     *,
     multiple_of: int = 1,
-    part: Part = WHOLE,
+    worker_rows: WorkerRows = ALL_ROWS,
 ) -> tf.data.Dataset:
     """(features, labels, weights) of a user's own batches of raw examples, in their order.
 
-    A task with windows has all windows of a batch's examples in one batch. multiple_of, part: as in `dataset`
+    A task with windows has all windows of a batch's examples in one batch. multiple_of, worker_rows: as in `dataset`
     """
     featurize = _featurizer(task, preprocess, labelled=True)
-    if part != WHOLE and not task.windowed:
-        return _prefetched(_featurized_part(raw, featurize, part, multiple_of=multiple_of))
+    if worker_rows != ALL_ROWS and not task.windowed:
+        return _prefetched(_featurized_part(raw, featurize, worker_rows, multiple_of=multiple_of))
     made = raw.map(featurize, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     if multiple_of > 1:
         made = pad_batches(made, multiple_of=multiple_of)
-    made = made if part == WHOLE else own_rows(made, part)
+    made = made if worker_rows == ALL_ROWS else own_rows(made, worker_rows)
     return _prefetched(made)
 
 
@@ -212,7 +207,7 @@ def _featurizer(
     return featurize
 
 
-def of_rows(batches: tf.data.Dataset, count: int) -> tf.data.Dataset:
+def set_row_count(batches: tf.data.Dataset, count: int) -> tf.data.Dataset:
     """Batches of `count` rows, with that number in their shapes: a graph cannot infer it, and a TPU needs it."""
 
     def known(*batch: Any) -> Any:
@@ -296,10 +291,7 @@ def predictor(
         return task.decode(outputs, features, raw)
 
     def call(
-        examples: tf.data.Dataset,
-        *,
-        batch_size: int,
-        progress: Callable[[int], None] = lambda done: None,
+        examples: tf.data.Dataset, *, batch_size: int, progress: Callable[[int], None] = lambda done: None
     ) -> tuple[Arrays, Arrays]:
         numbered = examples.enumerate().map(lambda row, raw: raw | {_ROW: row})
         grouped = batches(numbered, batch_size=batch_size)

@@ -8,45 +8,53 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from bert_keras.fields import Checked, setting, wrong_setting
+from bert_keras.config import BertConfig
+from bert_keras.fields import Checked, Masking, like, setting, wrong_setting
 from bert_keras.model.layer_choices import LAYERS, check_layers
 from bert_keras.model.precision import PRECISIONS
 
 MAX_SEED = 2**32 - 1
 MAX_UNITS = 16_384  # of a direction of a BiLSTM
-MICRO_BATCH_HELP = "rows that a device computes at once; the update is that of the whole batch (default: all)"
 STRATEGIES = ("one", "mirrored", "multiworker", "tpu")
-PRECISION_HELP = "format of the computation; weights, losses and the optimizer stay float32"
-REMATERIALIZE_HELP = (
-    "compute each block again for its gradient: less memory, a third more computation, equal gradients"
-)
-EXECUTION_HELP = "steps that a device does before it gives the loss, as a TPU needs to be fast; saves and Ctrl-C wait for them"
 # The learning rate of fine-tuning, and of a BiLSTM on frozen features. The paper has none for the latter; 1e-3 is Adam's default
 # and a common choice for BiLSTM taggers.
 FINE_TUNING_RATE, FEATURE_RATE = 5e-5, 1e-3
 # The samplers of pre-training, and the number of segments in an instance; two segments have a label.
-SEGMENTS = {
-    "next_sentence": 2,
-    "sentence_pair": 2,
-    "sentence_order": 2,
-    "full_sentences": 1,
-    "contiguous": 1,
-}
+SEGMENTS = {"next_sentence": 2, "sentence_pair": 2, "sentence_order": 2, "full_sentences": 1, "contiguous": 1}
 STRICT = ("next_sentence", "sentence_pair")  # the samplers that have a strict form
 # Fields of Hparams that apply only with feature_layers: first those of the model.
 BILSTM_SETTINGS = ("lstm_layers", "lstm_units", "lstm_dropout")
 OF_FEATURES = (*BILSTM_SETTINGS, "feature_dtype")
-# Defaults that are no part of a run's identity: a run of a version without the setting has them.
-LATER = (
-    ("keep", "best"),
-    ("rematerialize", False),
-    ("precision", "float32"),
-    ("steps_per_execution", 1),
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Hparams(Checked):
+class TrainingSteps(Checked):
+    """The settings of a training's steps, which change no result but by rounding, and by the size of a batch."""
+
+    batch_size: int = setting(32, help="examples in a batch, over all replicas", at_least=1)
+    micro_batch: int | None = setting(
+        None,
+        help="rows that a device computes at once; the update is that of the whole batch (default: all)",
+        at_least=1,
+    )
+    rematerialize: bool = setting(
+        False,
+        help="compute each block again for its gradient: less memory, a third more computation, equal gradients",
+    )
+    steps_per_execution: int = setting(
+        1,
+        help="steps that a device does before it gives the loss, as a TPU needs to be fast; saves and Ctrl-C wait for them",
+        at_least=1,
+    )
+    precision: str = setting(
+        "float32",
+        help="format of the computation; weights, losses and the optimizer stay float32",
+        choices=PRECISIONS,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hparams(TrainingSteps):
     """The settings of one fine-tuning (defaults: Devlin et al. 2019, sec. 4.1 and A.3).
 
     layer_decay, schedule and unfreeze are the three techniques of ULMFiT (Howard and Ruder 2018). With unfreeze, epoch e, counted
@@ -59,11 +67,6 @@ class Hparams(Checked):
     BiLSTM and the head are trained. learning_rate is then 1e-3 unless it is given. The paper gives lstm_layers and lstm_units.
     """
 
-    batch_size: int = setting(32, help="examples in a batch, over all replicas", at_least=1)
-    micro_batch: int | None = setting(None, help=MICRO_BATCH_HELP, at_least=1)
-    rematerialize: bool = setting(False, help=REMATERIALIZE_HELP)
-    steps_per_execution: int = setting(1, help=EXECUTION_HELP, at_least=1)
-    precision: str = setting("float32", help=PRECISION_HELP, choices=PRECISIONS)
     epochs: int = setting(3, help="passes over the training split", at_least=1)
     learning_rate: float = setting(
         None, help="the highest learning rate (default: 5e-5, or 1e-3 with --feature-layers)", over=0
@@ -73,7 +76,9 @@ class Hparams(Checked):
         0.01, help="decay of kernels; biases and LayerNorm are never decayed", at_least=0
     )
     clip_norm: float = setting(1.0, help="global norm that gradients are clipped to", over=0)
-    seq_length: int = setting(128, help="longest sequence in tokens, including special tokens")
+    seq_length: int = like(
+        BertConfig, "max_positions", default=128, help="longest sequence in tokens, including special tokens"
+    )
     seed: int = setting(12345, help="seed of weights, order and dropout", at_least=0, at_most=MAX_SEED)
     max_examples: int | None = setting(
         None, help="train on this many examples, drawn at random (default: all)", at_least=1
@@ -170,15 +175,13 @@ class Hparams(Checked):
             return None
         return {name: getattr(self, name) for name in ("feature_layers", *BILSTM_SETTINGS)}
 
-    def identity(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         """The fields that decide the result of a training, to compare with those of an unfinished run.
 
-        Those of features only with feature_layers, and those of LATER only where they are not the default: the runs of versions
-        without them are still resumed.
+        Those of features only with feature_layers.
         """
         unread = OF_FEATURES if self.feature_layers is None else ()
-        kept = {name: value for name, value in dataclasses.asdict(self).items() if name not in unread}
-        return {name: value for name, value in kept.items() if (name, value) not in LATER}
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in unread}
 
 
 def hparams_of(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Hparams:
@@ -193,30 +196,11 @@ def hparams_of(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Hparams
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TaggerHparams(Checked):
-    """The settings of the BiLSTM tagger. The paper gives only layers and units.
-
-    Adam at 1e-3 with batches of 32 sentences is Keras' default and a common choice for BiLSTM taggers.
-    """
-
-    units: int = setting(768, help="units of each direction", at_least=1)
-    layers: int = setting(2, help="BiLSTM layers", at_least=1)
-    dropout: float = setting(
-        0.3, help="dropout before each BiLSTM and before the tag layer", at_least=0, below=1
-    )
-    learning_rate: float = setting(1e-3, help="learning rate of Adam", over=0)
-    clip_norm: float = setting(1.0, help="global norm that gradients are clipped to", over=0)
-    batch_size: int = setting(32, help="sentences in a batch", at_least=1)
-    epochs: int = setting(10, help="passes over the training split", at_least=1)
-    seed: int = setting(12345, help="seed of weights, order and dropout", at_least=0, at_most=MAX_SEED)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling(Checked):
     """The settings that make pre-training instances from documents."""
 
-    seq_length: int = setting(
-        128, help="length of an instance in tokens, including special tokens", at_least=5
+    seq_length: int = like(
+        Hparams, "seq_length", help="length of an instance in tokens, including special tokens", at_least=5
     )
     short_seq_prob: float = setting(
         0.1, help="probability of a random shorter target length", at_least=0, at_most=1
@@ -240,32 +224,35 @@ class Sampling(Checked):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PretrainHparams(Checked):
+class PretrainHparams(TrainingSteps):
     """The settings of one pre-training (defaults: Devlin et al. 2019, A.2).
 
     phases: pairs of a length in tokens and a fraction of the steps, in order
     """
 
-    batch_size: int = setting(256, help="instances in a batch, over all replicas", at_least=1)
-    micro_batch: int | None = setting(None, help=MICRO_BATCH_HELP, at_least=1)
-    rematerialize: bool = setting(False, help=REMATERIALIZE_HELP)
-    steps_per_execution: int = setting(1, help=EXECUTION_HELP, at_least=1)
-    precision: str = setting("float32", help=PRECISION_HELP, choices=PRECISIONS)
+    batch_size: int = like(
+        TrainingSteps, "batch_size", default=256, help="instances in a batch, over all replicas"
+    )
     steps: int = setting(1_000_000, help="optimizer steps", at_least=1)
-    learning_rate: float = setting(1e-4, help="the highest learning rate", over=0)
+    learning_rate: float = like(Hparams, "learning_rate", default=1e-4, help="the highest learning rate")
     optimizer: str = setting("adamw", help="the optimizer", choices=("adamw", "lamb"))
-    warmup_proportion: float = setting(0.01, help="fraction of all steps for warm-up", at_least=0, at_most=1)
-    weight_decay: float = setting(0.01, help="decay of kernels", at_least=0)
-    clip_norm: float | None = setting(1.0, help="global norm that gradients are clipped to, or null", over=0)
+    warmup_proportion: float = like(Hparams, "warmup_proportion", default=0.01)
+    weight_decay: float = like(Hparams, "weight_decay")
+    clip_norm: float | None = like(
+        Hparams, "clip_norm", help="global norm that gradients are clipped to, or none"
+    )
     beta_2: float = setting(0.999, help="decay of Adam's second moment", at_least=0, below=1)
-    bias_correction: bool = setting(False, help="apply Adam's bias correction")
+    bias_correction: bool = like(Hparams, "bias_correction")
     phases: tuple[tuple[int, float], ...] = setting(
-        ((128, 0.9), (512, 0.1)), help="[[length, fraction of the steps], ...]; seq_length sets one length"
+        ((128, 0.9), (512, 0.1)), help="[[length, fraction of the steps], ...]; --seq-length sets one length"
     )
-    max_predictions: int | None = setting(
-        None, help="most masked positions in a text (default: as many as share needs)", at_least=1
+    max_predictions: int | None = like(
+        Masking,
+        "max_predictions",
+        default=None,
+        help="the most masked positions in a text (default: as many as --share needs)",
     )
-    seed: int = setting(12345, help="seed of all draws", at_least=0, at_most=2**31 - 1)
+    seed: int = like(Hparams, "seed", help="seed of all draws", at_most=2**31 - 1)
     log_every: int = setting(100, help="steps between two log entries, each a mean", at_least=1)
     eval_every: int = setting(1000, help="steps between two held-out evaluations", at_least=1)
     held_out_instances: int = setting(2000, help="most held-out instances to evaluate", at_least=1)

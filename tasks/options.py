@@ -4,15 +4,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from bert_keras.fields import Checked, setting, wrong_setting
+from bert_keras.fields import Checked, like, setting, wrong_setting
 from bert_keras.model.layer_choices import LAYERS
-from bert_keras.model.precision import PRECISIONS
-from bert_keras.tasks.hparams import FEATURE_RATE, MAX_SEED
+from bert_keras.tasks.hparams import FEATURE_RATE, Hparams
 
 MAX_OPTION = 1_000_000  # the upper bound for options that are counts
 MAX_CHOICES = 1_000
-ABLATIONS = ("tasks", "size", "masking", "steps", "masking-rate", "input-format")
-APPROACHES = ("layers", "approaches")  # ablations of one checkpoint, without pre-training
 
 # -----------------------------------------------------------------------------------------------------------
 # Options of the tasks. An option of several tasks means the same in all of them.
@@ -63,14 +60,13 @@ class ClassifierOptions(Checked):
         help="input of the classifier: the pooled output, or concat with maximum and mean too",
         choices=("pooled", "concat"),
     )
-    doc_stride: int | None = setting(
-        None,
+    doc_stride: int | None = like(
+        WindowOptions,
+        "doc_stride",
+        default=None,
         help="tokens between the starts of two windows over a long text (default: 128 for questions and tags; GLUE's tasks and "
         "custom truncate long texts unless it is given)",
-        at_least=1,
-        at_most=MAX_OPTION,
     )
-
     truncation: str | None = setting(
         None,
         help="GLUE and custom, single texts: the part to keep of a text that is too long: tail, or head_tail, a quarter from "
@@ -81,8 +77,6 @@ class ClassifierOptions(Checked):
     def __post_init__(self) -> None:
         if self.truncation is not None and self.doc_stride is not None:
             raise wrong_setting(self, "truncation", "None if doc_stride is set: windows read the whole text")
-        if self.doc_stride is not None and type(self.doc_stride) is not int:
-            raise wrong_setting(self, "doc_stride", "a whole number, or None")
         super().__post_init__()
 
 
@@ -117,14 +111,11 @@ class ColumnOptions(Checked):
 class FillMaskOptions(Checked):
     """Options for fill-mask."""
 
-    top_k: int = setting(5, help="tokens to list for each [MASK]", at_least=1)
+    top_k: int = setting(5, help="tokens to list for each [MASK]", at_least=1, at_most=MAX_OPTION)
 
 
 # The labels of the two heads on sentence pairs, by the name of the task; label 0 is a second text that follows the first.
-SENTENCE_PAIR_LABELS = {
-    "next-sentence": ("is_next", "not_next"),
-    "sentence-order": ("in_order", "swapped"),
-}
+SENTENCE_PAIR_LABELS = {"next-sentence": ("is_next", "not_next"), "sentence-order": ("in_order", "swapped")}
 # The tasks that a pre-trained checkpoint can do without fine-tuning.
 PRETRAINED_TASKS = ("fill-mask", *SENTENCE_PAIR_LABELS)
 
@@ -178,6 +169,16 @@ class VocabularyOptions(Checked):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class PlanOptions(Checked):
+    """Options for estimating a pre-training."""
+
+    devices: int = setting(1, help="devices that share each batch", at_least=1)
+    teraflops: float | None = setting(
+        None, help="throughput of one device, to estimate the days (see below)", over=0
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TriviaQaOptions(Checked):
     """Options for converting TriviaQA."""
 
@@ -194,13 +195,29 @@ class FeatureOptions(WindowOptions):
         "last", help="layers to combine into a vector; sums have equal weights", choices=tuple(LAYERS)
     )
     level: str = setting("word", help="one vector for each word or token", choices=("word", "piece"))
-    format: str = setting("jsonl", help="format of the file", choices=("jsonl", "npz", "parquet"))
+    format: str = setting("jsonl", help="format of the file", choices=("jsonl", "parquet"))
     dtype: str = setting("float32", help="type of the numbers", choices=("float16", "float32"))
-    precision: str = setting("float32", help="format of the computation", choices=PRECISIONS)
-    seq_length: int | None = setting(
-        None, help="tokens in a window (default: 512, or the encoder's maximum)", at_least=1
+    precision: str = like(Hparams, "precision", help="format of the computation")
+    seq_length: int | None = like(
+        Hparams,
+        "seq_length",
+        default=None,
+        help="tokens in a window (default: 512, or the encoder's maximum)",
     )
-    batch_size: int = setting(8, help="lines or windows in a batch", at_least=1)
+    batch_size: int = like(Hparams, "batch_size", default=8, help="lines or windows in a batch")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InferenceOptions(Checked):
+    """Options for a model that is not trained: batches of evaluate and predict, and the precision of exports too."""
+
+    batch_size: int = like(Hparams, "batch_size", help="examples in a batch")
+    precision: str | None = like(
+        Hparams,
+        "precision",
+        default=None,
+        help="format of weights and computation; logits stay float32 (default: that of a .keras file, else float32)",
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -213,16 +230,17 @@ class ExportOptions(Checked):
         choices=("mean", "cls", "max", "word"),
     )
     l2: bool = setting(False, help="scale the vectors of texts to length 1")
-    layers: str | None = setting(
-        None,
+    layers: str | None = like(
+        FeatureOptions,
+        "layers",
+        default=None,
         help="layers to combine into a vector; sums have equal weights (default: last)",
-        choices=tuple(LAYERS),
     )
-    seq_length: int | None = setting(
-        None,
+    seq_length: int | None = like(
+        Hparams,
+        "seq_length",
+        default=None,
         help="most tokens in a text or a window (default: the encoder's maximum)",
-        at_least=1,
-        at_most=MAX_OPTION,
     )
     format: str = setting(
         SAVED_MODEL,
@@ -251,7 +269,7 @@ class ExportOptions(Checked):
 class HubOptions(Checked):
     """Options for TensorFlow Hub's preprocessor and encoder."""
 
-    seq_length: int = setting(128, help="truncate and pad texts to this many tokens")
+    seq_length: int = like(Hparams, "seq_length", help="truncate and pad texts to this many tokens")
     fresh_pooler: bool = setting(False, help="initialize the pooler randomly if the checkpoint has none")
 
 
@@ -302,12 +320,17 @@ class GlueOptions(Checked):
 class ProbeOptions(Checked):
     """Options for probes of every layer."""
 
-    max_examples: int = setting(
-        1_000, help="training examples of each restart, and at most as many dev examples", at_least=1
+    max_examples: int = like(
+        Hparams,
+        "max_examples",
+        default=1_000,
+        help="training examples of each restart, and at most as many dev examples",
     )
-    restarts: int = setting(3, help="probes of each layer, each on its own random examples", at_least=1)
-    seq_length: int = setting(128, help="tokens in a window")
-    seed: int = setting(12345, help="seed of the examples that are drawn", at_least=0, at_most=MAX_SEED)
+    restarts: int = like(
+        ProtocolOptions, "restarts", default=3, help="probes of each layer, each on its own random examples"
+    )
+    seq_length: int = like(Hparams, "seq_length", help="tokens in a window")
+    seed: int = like(Hparams, "seed", help="seed of the examples that are drawn")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -315,8 +338,11 @@ class AblationOptions(Checked):
     """Options for the ablations."""
 
     scale: str = setting("small", help="size of all runs; small is for 2 cores", choices=("small", "paper"))
-    restarts: int | None = setting(
-        None, help="seeds for each training (default: from --scale; layers, approaches: 3)"
+    restarts: int | None = like(
+        ProtocolOptions,
+        "restarts",
+        default=None,
+        help="seeds for each training (default: from --scale; layers, approaches: 3)",
     )
 
 
@@ -329,7 +355,9 @@ class ApproachOptions(Checked):
         help="fine-tuning, or layers as in finetune --feature-layers (last, 9 or 9,10,11,12); random-ROW starts at random "
         "weights; document-ROW and sentence-ROW set --context (default: the paper's rows and controls)",
     )
-    feature_learning_rate: float = setting(FEATURE_RATE, help="learning rate of rows with layers", over=0)
-    feature_epochs: int | None = setting(
-        None, help="epochs of rows with layers (default: --epochs)", at_least=1
+    feature_learning_rate: float = like(
+        Hparams, "learning_rate", default=FEATURE_RATE, help="learning rate of rows with layers"
+    )
+    feature_epochs: int | None = like(
+        Hparams, "epochs", default=None, help="epochs of rows with layers (default: --epochs)"
     )

@@ -1,5 +1,6 @@
 """Values of predictions as plain Python, and tables to print."""
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,29 @@ def cell(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(map(cell, value))
     return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def list_errors(
+    wrong: np.ndarray,
+    confidence: np.ndarray,
+    columns: Sequence[str],
+    describe: Callable[[int], Sequence[Any]],
+    *,
+    count: int | None = None,
+) -> Iterator[Table]:
+    """Yields a table of the most confident errors, if there are errors.
+
+    wrong: the rows of all errors, int [E]
+    confidence: [N]
+    describe: row -> its cells before the confidence
+    count: the number of examples; None is N
+    """
+    rows = [(*describe(i), float(confidence[i])) for i in most_confident(wrong, confidence)]
+    title = (
+        f"the most confident of {len(wrong)} errors in {len(confidence) if count is None else count} examples"
+    )
+    if rows:
+        yield Table(title, tuple(columns), rows)
 
 
 def most_confident(rows: np.ndarray, confidence: np.ndarray) -> np.ndarray:

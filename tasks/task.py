@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from bert_keras.checkpoints.variables import Checkpoint
+from bert_keras.checkpoints.checkpoint import Checkpoint
 from bert_keras.errors import BertKerasError
 from bert_keras.features import (
     ENCODER_INPUTS,
@@ -23,13 +23,13 @@ from bert_keras.features import (
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
-from bert_keras.io.json_files import Kind, one_of, typed
+from bert_keras.io.json_files import FieldType, checked_fields, one_of
 from bert_keras.model.encoder import BertEncoder, encoder_inputs
 from bert_keras.model.heads import ClassifierHead, ConcatClassifierHead
 from bert_keras.optimization.losses import GlobalMean, cross_entropy
-from bert_keras.tasks.data.columns import columns_of
+from bert_keras.tasks.data.columns import read_columns
 from bert_keras.tasks.data.sources import Source
-from bert_keras.tasks.failed_runs import WHISKER
+from bert_keras.tasks.metrics import WHISKER
 from bert_keras.tasks.report_tables import Table, cell, plain
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
@@ -58,9 +58,13 @@ class Data(Protocol):
     defaults: Mapping[str, Any] = {}
 
     @classmethod
-    def open(cls, name: str, source: Source | None, **options: Any) -> Self:
-        """The task named `name` with its examples in `source`; None means TensorFlow Datasets."""
-        return cls(source=source, **options)  # type: ignore[call-arg]
+    def open(cls, name: str, source: Source | None = None, **options: Any) -> Self:
+        """The task named `name` with its examples in `source`; None means TensorFlow Datasets.
+
+        By default its constructor takes the source, and the name where the class has several names.
+        """
+        named = {"name": name} if len(cls.names) > 1 else {}
+        return cls(source=source, **named, **options)  # type: ignore[call-arg]
 
     @abstractmethod
     def examples(self, split: str) -> tf.data.Dataset:
@@ -93,7 +97,7 @@ class Problem(Protocol):
 
     kind: str
     name: str
-    kinds: Mapping[str, Kind] = {}
+    kinds: Mapping[str, FieldType] = {}
     text: tuple[str, ...] = ("text",)
     label_names: tuple[str, ...] = ()
     problem_type: str | None = None
@@ -143,7 +147,7 @@ class Problem(Protocol):
     def given(self, x: Any) -> dict[str, np.ndarray]:
         """The columns of raw examples [N] for texts in Python (tasks/data/columns.py); by default those of `signature`."""
         shapes = {name: len(spec.shape) for name, spec in self.signature().items()}
-        return columns_of(x, [*shapes], nested=[name for name, rank in shapes.items() if rank > 1])
+        return read_columns(x, [*shapes], nested=[name for name, rank in shapes.items() if rank > 1])
 
     def targets(self, y: Any, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The columns of labels in raw examples for labels in Python. columns: the result of `given`. By default refused."""
@@ -238,9 +242,8 @@ class Task(Data, Problem, Report, Protocol):
     @classmethod
     def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> Self:
         """Restores the task from the output of `to_json`, with its examples in `source`. By default calls `open`."""
-        kinds = {"name": one_of(cls.names), **cls.kinds}
-        settings = dict(typed(kept, kinds, where="task", optional=kinds))
-        return cls.open(settings.pop("name", cls.names[0]), source, **settings)
+        settings = dict(checked_fields(kept, {"name": one_of(cls.names), **cls.kinds}, where="task"))
+        return cls.open(settings.pop("name"), source, **settings)
 
 
 def model_inputs(features: Features) -> Features:

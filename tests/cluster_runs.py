@@ -26,20 +26,14 @@ import killed_runs  # noqa: E402
 import runs  # noqa: E402
 
 from bert_keras.cli.console import one_line_errors  # noqa: E402
-from bert_keras.io.output_folder import Folder  # noqa: E402
-from bert_keras.tasks.data.glue_rows import ROWS  # noqa: E402
+from bert_keras.io.folders import Folder  # noqa: E402
 from bert_keras.tasks.finetuning.finetune import finetune  # noqa: E402
 from bert_keras.tasks.hparams import Hparams  # noqa: E402
-from bert_keras.tasks.pretraining.pretrain import pretrain  # noqa: E402
+from bert_keras.tasks.pretraining.pretrain import Pretraining, pretrain  # noqa: E402
 from bert_keras.tasks.pretraining.recipes import RECIPES  # noqa: E402
-from bert_keras.tasks.problems.classification import Glue  # noqa: E402
-from bert_keras.tasks.study.ablation_definitions import (  # noqa: E402
-    ABLATIONS,
-    SCALES,
-    Row,
-    Scale,
-)
+from bert_keras.tasks.problems.classification import TextClassification  # noqa: E402
 from bert_keras.tasks.study.ablations import run_ablation  # noqa: E402
+from bert_keras.tasks.study.rows import ABLATIONS, SCALES, Row, Scale  # noqa: E402
 from bert_keras.tasks.training.saver import Saver  # noqa: E402
 from bert_keras.text.wordpiece import WordPiece  # noqa: E402
 
@@ -48,7 +42,7 @@ SAVE_EVERY = 2
 
 
 def finetune_into(output: Path) -> dict:
-    task = Glue(ROWS["sst2"], Path(FOLDER) / "data")
+    task = TextClassification.open("sst2", Path(FOLDER) / "data")
     return finetune(
         task,
         checkpoint=Path(FOLDER) / "checkpoint",
@@ -62,11 +56,13 @@ def finetune_into(output: Path) -> dict:
 
 def pretrain_into(output: Path, **data: Any) -> dict:
     return pretrain(
-        recipe=RECIPES["bert"].changed(**killed_runs.SETTINGS | {"steps": 12, "micro_batch": 3}),
-        **data or {"documents": killed_runs.documents(), "held_out": 0.3},
-        tokenizer=WordPiece(runs.VOCABULARY),
-        output=output,
-        strategy_name=NAME,
+        Pretraining(
+            recipe=RECIPES["bert"].changed(**killed_runs.SETTINGS | {"steps": 12, "micro_batch": 3}),
+            **data or {"documents": killed_runs.documents(), "held_out": 0.3},
+            tokenizer=WordPiece(runs.VOCABULARY),
+            strategy_name=NAME,
+        ),
+        output,
         save_every=SAVE_EVERY,
         verbose=0,
     )
@@ -83,14 +79,14 @@ def ablate_into(output: Path) -> dict:
     SCALES["tiny"] = Scale(
         pretraining=killed_runs.SETTINGS | {"num_layers": 4, "steps": 4, "phases": ((32, 1.0),)},
         finetuning={"seq_length": 32, "epochs": 1, "batch_size": 8},
-        tagging={"units": 8, "epochs": 1},
+        features={"lstm_units": 8, "epochs": 1},
         options={"conll2003": {"context": "sentence"}},
         restarts=1,
         rows={"steps": (Row(name="masked LM"),)},
         tasks={"steps": ("sst2", "conll2003-features")},
     )
     ABLATIONS["steps"] = ABLATIONS["steps"]._replace(pairs=())
-    (outcome,) = run_ablation(
+    found = run_ablation(
         "steps",
         documents=killed_runs.documents(),
         tokenizer=WordPiece(runs.VOCABULARY),
@@ -100,7 +96,7 @@ def ablate_into(output: Path) -> dict:
         strategy_name=NAME,
         verbose=0,
     )
-    return {"steps": 4, "measures": outcome.measures}
+    return {"steps": 4, "measures": found.values}
 
 
 KINDS = {

@@ -21,7 +21,7 @@ import runs  # noqa: E402
 
 import bert_keras as bk  # noqa: E402
 from bert_keras.optimization.training_model import TrainingModel  # noqa: E402
-from bert_keras.tasks.problems.classification import Glue  # noqa: E402
+from bert_keras.tasks.problems.classification import TextClassification  # noqa: E402
 
 keras.utils.set_random_seed(1)
 random.seed(os.getpid())  # decides the order of the texts: another number in each worker
@@ -34,7 +34,7 @@ def noted(self, *arguments, seed=None, **options):
 
 
 bk.TextModel._batches = noted
-tokenized, features_of = [], Glue.features
+tokenized, features_of = [], TextClassification.features
 
 
 def counted(self, preprocess, raw):
@@ -42,7 +42,7 @@ def counted(self, preprocess, raw):
     return features_of(self, preprocess, raw)
 
 
-Glue.features = counted
+TextClassification.features = counted
 texts, labels = runs.texts(23, seed=1), ["bad", "good"] * 11 + ["bad"]
 with STRATEGY.scope():
     model = bk.classifier(sys.argv[1], labels=["bad", "good"])

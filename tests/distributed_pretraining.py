@@ -110,18 +110,19 @@ def watch(model, folder):
     """The monitor of `pretrain`, which evaluates on batches of five and of two; a second passes between two of its looks."""
     monitor.time = types.SimpleNamespace(monotonic=itertools.count().__next__)
     held_out = data().unbatch().take(7).batch(5)
-    prepared = monitor.Prepared(
+    inputs = monitor.RunInputs(
         source=None,
         hparams=PretrainHparams(steps=STEPS, log_every=4),
+        vocab_size=0,
         objectives=[OBJECTIVES],
         held_out=[pad_batches(held_out, multiple_of=rows_for(model.distribute_strategy, 5))],
         snapshots=(),
         save=lambda path: None,
         strategy_name="",
-        identity={},
+        fingerprint={},
         origin={},
     )
-    made = monitor.PretrainingMonitor(Path(folder), plan=prepared, log=print, workers=Workers())
+    made = monitor.PretrainingMonitor(Path(folder), inputs=inputs, log=print, workers=Workers())
     made.set_model(model)
     return made
 

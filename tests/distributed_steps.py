@@ -41,18 +41,13 @@ from bert_keras.fields import Masking  # noqa: E402
 from bert_keras.model.encoder import BertEncoder  # noqa: E402
 from bert_keras.optimization import pretrainers  # noqa: E402
 from bert_keras.optimization.losses import GlobalMean, cross_entropy  # noqa: E402
-from bert_keras.optimization.objectives import (  # noqa: E402
-    MaskedLM,
-    ReplacedTokens,
-    SentencePair,
-    label,
-)
+from bert_keras.optimization.objectives import MaskedLM, ReplacedTokens, SentencePair, label  # noqa: E402
 from bert_keras.optimization.optimizers import LAMB, AdamW  # noqa: E402
 from bert_keras.optimization.schedules import WarmupLinearDecay  # noqa: E402
 from bert_keras.optimization.training_model import TrainingModel  # noqa: E402
 from bert_keras.tasks.devices.workers import Workers  # noqa: E402
-from bert_keras.tasks.problems.question_answering import Squad  # noqa: E402
-from bert_keras.tasks.problems.tagging import Conll  # noqa: E402
+from bert_keras.tasks.problems.question_answering import QuestionAnswering  # noqa: E402
+from bert_keras.tasks.problems.tagging import Tagging  # noqa: E402
 from bert_keras.tasks.task import classifier_model  # noqa: E402
 from bert_keras.text.masking import Pieces  # noqa: E402
 from bert_keras.text.preprocessing import pad_batches  # noqa: E402
@@ -133,11 +128,11 @@ def classifier():
 
 
 def answers():
-    return training(Squad("squad1.1").model, BertEncoder(CONFIG, outputs=(SEQUENCE_OUTPUT,)))
+    return training(QuestionAnswering("squad1.1").model, BertEncoder(CONFIG, outputs=(SEQUENCE_OUTPUT,)))
 
 
 def tagger():
-    task = Conll(["O", "I-PER", "I-LOC"], scheme="IOB1")
+    task = Tagging(["O", "I-PER", "I-LOC"], scheme="IOB1")
     return training(task.model, BertEncoder(CONFIG, outputs=(SEQUENCE_OUTPUT,)))
 
 
@@ -172,10 +167,7 @@ def train(kind, micro_batch):
         options = (
             {}
             if kind in ("pretraining", "electra")
-            else {
-                "loss": GlobalMean(cross_entropy),
-                "weighted_metrics": [cross_entropy],
-            }
+            else {"loss": GlobalMean(cross_entropy), "weighted_metrics": [cross_entropy]}
         )
         model.compile(
             optimizer(schedule, clip_norm=CLIP), micro_batch=micro_batch or None, jit_compile=False, **options

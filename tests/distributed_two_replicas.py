@@ -33,14 +33,13 @@ from bert_keras.optimization.optimizers import AdamW  # noqa: E402
 from bert_keras.optimization.schedules import WarmupLinearDecay  # noqa: E402
 from bert_keras.optimization.training_model import TrainingModel  # noqa: E402
 from bert_keras.tasks.batches import dataset  # noqa: E402
-from bert_keras.tasks.data.glue_rows import ROWS  # noqa: E402
 from bert_keras.tasks.devices.strategies import differ_between_replicas, rows_for, strategy  # noqa: E402
 from bert_keras.tasks.finetuning.finetune import _compiled_model, finetune  # noqa: E402
 from bert_keras.tasks.finetuning.finetuning_monitor import GradualUnfreezing  # noqa: E402
 from bert_keras.tasks.hparams import Hparams  # noqa: E402
-from bert_keras.tasks.problems.choice import Swag  # noqa: E402
-from bert_keras.tasks.problems.classification import Glue  # noqa: E402
-from bert_keras.tasks.problems.tagging import Conll  # noqa: E402
+from bert_keras.tasks.problems.classification import TextClassification  # noqa: E402
+from bert_keras.tasks.problems.multiple_choice import MultipleChoice  # noqa: E402
+from bert_keras.tasks.problems.tagging import Tagging  # noqa: E402
 from bert_keras.tasks.runs.run_folder import evaluate, load_run  # noqa: E402
 from bert_keras.tasks.task import classifier_model  # noqa: E402
 from bert_keras.tasks.training.task_model import encoder_of  # noqa: E402
@@ -309,13 +308,13 @@ def main():
         folder = Path(name)
         runs.write_checkpoint(folder / "checkpoint", num_layers=1, **NO_DROPOUT)
         files = runs.write_data(folder / "data", "sst2", count=33)
-        reviews = Glue(ROWS["sst2"], files)
+        reviews = TextClassification.open("sst2", files)
         results["finetune"] = run_of_two(reviews, folder, files, batch_size=9)
         results["commands"] = [answered(folder / "run_sst2", files, name) for name in ("one", "mirrored")]
         endings = write_choices(folder / "endings")
-        results["choices"] = run_of_two(Swag("codah", endings), folder, endings, batch_size=8)
-        results["vectors"] = compare_vectors(Swag("codah", endings), folder, batch_size=9)
-        entities = Conll.open("conll2003", write_entities(folder / "entities"))
+        results["choices"] = run_of_two(MultipleChoice("codah", endings), folder, endings, batch_size=8)
+        results["vectors"] = compare_vectors(MultipleChoice("codah", endings), folder, batch_size=9)
+        entities = Tagging.open("conll2003", write_entities(folder / "entities"))
         results["odd_batches"] = compare_task(entities, folder, batch_size=9)
     json.dump(results, sys.stdout)
 

@@ -16,14 +16,13 @@ from bert_keras import checkpoints
 from bert_keras.features import ENCODER_INPUTS
 from bert_keras.savedmodels.export import servable_of
 from bert_keras.savedmodels.model_card import answers_of, signature_table
-from bert_keras.tasks.data.glue_rows import ROWS
-from bert_keras.tasks.problems.choice import Swag
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.problems.embedding import Embedding, WordEmbedding
 from bert_keras.tasks.problems.fill_mask import FillMask
+from bert_keras.tasks.problems.multiple_choice import MultipleChoice
 from bert_keras.tasks.problems.next_sentence import NextSentence
-from bert_keras.tasks.problems.question_answering import Squad
-from bert_keras.tasks.problems.tagging import Conll
+from bert_keras.tasks.problems.question_answering import QuestionAnswering
+from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.runs.run_folder import Run
 from bert_keras.tasks.task import Task
 from bert_keras.tasks.training.task_model import network_of
@@ -37,12 +36,12 @@ SPANS = {"doc_stride": 16, "max_query_length": 8, "max_answer_length": 4, "n_bes
 
 # Every kind of answer that is served, under the heading of its table.
 CASES: dict[str, Task] = {
-    "Classification": Glue(ROWS["sst2"]),
-    "Classification of pairs": Glue(ROWS["mnli"]),
-    "Regression": Glue(ROWS["stsb"]),
-    "Choice": Swag(),
-    "Question answering": Squad("squad2.0", **SPANS),
-    "Named entities": Conll(["O", "B-PER", "I-PER", "B-LOC", "I-LOC"], scheme="IOB2", doc_stride=16),
+    "Classification": TextClassification.open("sst2"),
+    "Classification of pairs": TextClassification.open("mnli"),
+    "Regression": TextClassification.open("stsb"),
+    "Choice": MultipleChoice(),
+    "Question answering": QuestionAnswering("squad2.0", **SPANS),
+    "Named entities": Tagging(["O", "B-PER", "I-PER", "B-LOC", "I-LOC"], scheme="IOB2", doc_stride=16),
     "Fill-mask": FillMask(top_k=3),
     "Next sentence": NextSentence(),
     "Sentence embedding": Embedding(l2=True),

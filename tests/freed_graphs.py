@@ -19,10 +19,9 @@ import tensorflow as tf
 def graphs_made_and_left(folder: Path, strategy: str = "one", **how: Any) -> tuple[int, int]:
     """Fine-tunes a tiny encoder in a folder. how: fields of Hparams."""
     from bert_keras.model.encoder import BertEncoder
-    from bert_keras.tasks.data.glue_rows import ROWS
     from bert_keras.tasks.finetuning.finetune import finetune
     from bert_keras.tasks.hparams import Hparams
-    from bert_keras.tasks.problems.classification import Glue
+    from bert_keras.tasks.problems.classification import TextClassification
     from bert_keras.tasks.training.task_model import free_memory
 
     graphs, call = list[weakref.ref](), BertEncoder.call
@@ -35,7 +34,7 @@ def graphs_made_and_left(folder: Path, strategy: str = "one", **how: Any) -> tup
     runs.write_checkpoint(folder / "checkpoint", num_layers=1)
     runs.write_data(folder / "data", "sst2")
     hparams = Hparams(epochs=1, batch_size=8, learning_rate=1e-3, seq_length=24, **how)
-    task = Glue(ROWS["sst2"], folder / "data")
+    task = TextClassification.open("sst2", folder / "data")
     with mock.patch.object(BertEncoder, "call", recorded):
         finetune(
             task,

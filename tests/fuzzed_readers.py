@@ -34,18 +34,19 @@ from runs import VOCABULARY, learn_byte_bpe, texts
 from bert_keras import checkpoints
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
-from bert_keras.tasks.data.glue_rows import ROWS
+from bert_keras.io.formats import RUN, stamp
 from bert_keras.tasks.pretraining.corpus import Corpus
-from bert_keras.tasks.pretraining.instance_sources import RecordFileSource, batches_of, check_data
-from bert_keras.tasks.pretraining.recipe_objectives import objectives_for
+from bert_keras.tasks.pretraining.instance_sources import RecordInstances, check_data, make_batches
+from bert_keras.tasks.pretraining.model import make_objectives
 from bert_keras.tasks.pretraining.vocabulary import learn_sentencepiece
-from bert_keras.tasks.problems.choice import Swag
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.problems.fill_mask import FillMask
-from bert_keras.tasks.problems.question_answering import Squad
-from bert_keras.tasks.problems.tagging import Conll
+from bert_keras.tasks.problems.multiple_choice import MultipleChoice
+from bert_keras.tasks.problems.question_answering import QuestionAnswering
+from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.runs.run_folder import load_run
 from bert_keras.text.masking import Pieces
+from bert_keras.text.vocabulary import Vocabulary
 from bert_keras.text.wordpiece import WordPiece
 
 LONGEST = 3000  # characters of an error
@@ -188,7 +189,7 @@ def _byte_level(name: str) -> Callable[[Path], list[bytes]]:
         vocabulary, merges = learn_byte_bpe(texts(100, seed=7), size=300)
         config = BertConfig(**dataclasses.asdict(TINY) | {"vocab_size": len(vocabulary)})
         checkpoint = dataclasses.replace(
-            random_checkpoint(config), vocabulary=vocabulary, merges=merges, lower_case=False
+            random_checkpoint(config), vocabulary=Vocabulary(vocabulary, merges, lower_case=False)
         )
         checkpoints.write(checkpoint, folder, format="hugging-face", overwrite=True)
         data = (folder / name).read_bytes()
@@ -227,9 +228,9 @@ def _sentencepiece(folder: Path) -> list[bytes]:
 
 # A random classifier has five classes.
 TASKS = (
-    Glue(dataclasses.replace(ROWS["sst2"], labels=tuple("abcde"), file_labels=tuple("01234"))),
-    Squad("squad2.0"),
-    Conll(["O", "B-PER", "I-PER", "B-LOC", "I-LOC"], scheme="IOB2"),
+    TextClassification("abcde", text=("sentence",)),
+    QuestionAnswering("squad2.0"),
+    Tagging(["O", "B-PER", "I-PER", "B-LOC", "I-LOC"], scheme="IOB2"),
     FillMask(top_k=3),
 )
 
@@ -237,10 +238,13 @@ TASKS = (
 def _tasks(folder: Path) -> list[bytes]:
     config = dataclasses.replace(TINY, num_layers=1, vocab_size=len(VOCABULARY), max_positions=48)
     drawn = random_checkpoint(config, heads=("masked_lm", "classifier", "qa_outputs"))
-    checkpoint = dataclasses.replace(drawn, vocabulary=VOCABULARY, lower_case=True)
+    checkpoint = dataclasses.replace(drawn, vocabulary=Vocabulary(VOCABULARY, lower_case=True))
     checkpoints.write(checkpoint, folder, format="hugging-face", overwrite=True)
     sizes = {"seq_length": 16, "truncation": "longest_first"}
-    return [json.dumps({"kind": task.kind, "task": task.to_json(), **sizes}).encode() for task in TASKS]
+    return [
+        json.dumps(stamp(RUN) | {"kind": task.kind, "task": task.to_json(), **sizes}).encode()
+        for task in TASKS
+    ]
 
 
 def _run(folder: Path) -> Any:
@@ -296,7 +300,7 @@ def _table(ending: str) -> Callable[[Path], list[bytes]]:
 
 
 def _custom(file: str) -> Callable[[Path], Any]:
-    return lambda folder: _all_of(Glue.open("custom", folder / file))
+    return lambda folder: _all_of(TextClassification.open("custom", folder / file))
 
 
 _DUMP = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" version="0.11" xml:lang="en"><siteinfo>
@@ -333,12 +337,12 @@ def _records(source: Path) -> Any:
     """The batches of an epoch, checked as a training checks them."""
     config = BertConfig(**dataclasses.asdict(TINY) | {"vocab_size": len(VOCABULARY), "max_positions": 48})
     tokenizer = _wordpiece()
-    read = RecordFileSource([source], None, recipe=_RECIPE, tokenizer=tokenizer)
-    objectives = objectives_for(_RECIPE, read.phases[0].seq_length, pieces=Pieces.of(tokenizer))
+    read = RecordInstances([source], None, recipe=_RECIPE, tokenizer=tokenizer)
+    objectives = make_objectives(_RECIPE, read.phases[0].seq_length, pieces=Pieces.of(tokenizer))
     list(check_data(read, 0, objectives=objectives, config=config, batch_size=4))
     seen = hashlib.sha256()
     with read.reading(0, vocab_size=config.vocab_size):
-        batches = batches_of(
+        batches = make_batches(
             read.sample(0),
             objectives=(),  # their graphs take seconds to make
             vocab_size=config.vocab_size,
@@ -469,13 +473,13 @@ READERS: dict[str, Reader] = {
         file="train.json",
         make=_squad_file,
         mutate=mutated_json,
-        read=lambda folder: _examples(Squad("squad2.0"), folder, "train.json"),
+        read=lambda folder: _examples(QuestionAnswering("squad2.0"), folder, "train.json"),
     ),
     "CoNLL": Reader(
         file="train.txt",
         make=lambda folder: [_CONLL.encode()],
         mutate=mutated_text,
-        read=lambda folder: _examples(Conll(["O", "B-PER", "I-PER"], scheme="IOB2"), folder, "train.txt"),
+        read=lambda folder: _examples(Tagging(["O", "B-PER", "I-PER"], scheme="IOB2"), folder, "train.txt"),
     ),
     "SWAG JSON lines": Reader(
         file="train.jsonl",
@@ -484,14 +488,11 @@ READERS: dict[str, Reader] = {
             b'{"startphrase": "b", "choices": ["a", "b", "c", "d"], "answer": 3}\n'
         ],
         mutate=mutated_json_lines,
-        read=lambda folder: _examples(Swag(), folder, "train.jsonl"),
+        read=lambda folder: _examples(MultipleChoice(), folder, "train.jsonl"),
     ),
     **{
         f"table {ending}": Reader(
-            file=f"train{ending}",
-            make=_table(ending),
-            mutate=mutate,
-            read=_custom(f"train{ending}"),
+            file=f"train{ending}", make=_table(ending), mutate=mutate, read=_custom(f"train{ending}")
         )
         for ending, mutate in {
             ".tsv": mutated_text,
@@ -501,17 +502,9 @@ READERS: dict[str, Reader] = {
         }.items()
     },
     "MediaWiki dump": Reader(
-        file="wiki.xml",
-        make=lambda folder: [_DUMP.encode()],
-        mutate=mutated_text,
-        read=_corpus("wiki.xml"),
+        file="wiki.xml", make=lambda folder: [_DUMP.encode()], mutate=mutated_text, read=_corpus("wiki.xml")
     ),
-    "corpus": Reader(
-        file="text.txt",
-        make=_packed(bytes),
-        mutate=mutated_text,
-        read=_corpus("text.txt"),
-    ),
+    "corpus": Reader(file="text.txt", make=_packed(bytes), mutate=mutated_text, read=_corpus("text.txt")),
     **{
         f"corpus {ending}": Reader(
             file=f"text.txt{ending}",

@@ -9,9 +9,9 @@ import pytest
 from bert_keras.features import INPUT_WORD_IDS, NEXT_SENTENCE_LABEL
 from bert_keras.fields import Masking
 from bert_keras.tasks.hparams import Sampling
-from bert_keras.tasks.pretraining.read_records import read_records
-from bert_keras.tasks.pretraining.samplers import Documents
-from bert_keras.tasks.pretraining.write_records import write_records
+from bert_keras.tasks.pretraining.records import read_records
+from bert_keras.tasks.pretraining.samplers import TokenizedDocuments
+from bert_keras.tasks.pretraining.write_records import Job, write_records
 from bert_keras.text.wordpiece import WordPiece
 
 DOCUMENT, SEGMENT = 1_000_000, 1_000  # an id tells where it comes from: document, segment and place
@@ -20,7 +20,7 @@ DOCUMENT, SEGMENT = 1_000_000, 1_000  # an id tells where it comes from: documen
 def documents(count=200, *, seed=0, segments=(1, 20), pieces=(1, 40)):
     """Documents whose ids are all different and rise."""
     draw = random.Random(seed)
-    return Documents.of(
+    return TokenizedDocuments.of(
         [
             [
                 np.arange(draw.randint(*pieces), dtype="int32") + (d + 1) * DOCUMENT + s * SEGMENT
@@ -92,13 +92,17 @@ def texts_of(count=60, *, seed=0):
 
 def write(path, vocab, texts=None, **options):
     settings = {"seq_length": 32, "dupe_factor": 2} | options.pop("settings", {})
+    how = {name: options.pop(name) for name in ("workers", "progress") if name in options}
     known = {"shard_bytes": 2_000, "shard_documents": 5, "masking": Masking(max_predictions=5)}
     return write_records(
         texts_of() if texts is None else texts,
-        path,
-        make_tokenizer=functools.partial(WordPiece.from_file, str(vocab)),
-        settings=Sampling(**settings),
-        **known | options,
+        Job(
+            path=path,
+            make_tokenizer=functools.partial(WordPiece.from_file, str(vocab)),
+            settings=Sampling(**settings),
+            **known | options,
+        ),
+        **how,
     )
 
 

@@ -15,12 +15,11 @@ from pathlib import Path
 import runs
 import tensorflow as tf
 
-from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.pretraining.pretrain import pretrain
+from bert_keras.tasks.pretraining.pretrain import Pretraining, pretrain
 from bert_keras.tasks.pretraining.recipes import RECIPES
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.training.saver import Saver
 from bert_keras.text.wordpiece import WordPiece
 
@@ -50,11 +49,13 @@ def documents() -> list[list[str]]:
 
 def pretrain_into(output: Path, folder: Path) -> None:
     pretrain(
-        recipe=RECIPES["bert"].changed(**SETTINGS),
-        documents=documents(),
-        held_out=0.3,
-        tokenizer=WordPiece(runs.VOCABULARY),
-        output=output,
+        Pretraining(
+            recipe=RECIPES["bert"].changed(**SETTINGS),
+            documents=documents(),
+            held_out=0.3,
+            tokenizer=WordPiece(runs.VOCABULARY),
+        ),
+        output,
         save_every=SAVE_EVERY,
         verbose=0,
     )
@@ -62,7 +63,7 @@ def pretrain_into(output: Path, folder: Path) -> None:
 
 def finetune_into(output: Path, folder: Path) -> None:
     finetune(
-        Glue(ROWS["sst2"], folder / "data"),
+        TextClassification.open("sst2", folder / "data"),
         checkpoint=folder / "checkpoint",
         output=output,
         hparams=FINETUNED,

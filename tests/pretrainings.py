@@ -18,9 +18,9 @@ from bert_keras.features import (
     TFRECORD_NAMES,
 )
 from bert_keras.tasks.hparams import Sampling
-from bert_keras.tasks.pretraining.pretrain import plan_pretraining, pretrain
+from bert_keras.tasks.pretraining.pretrain import Pretraining, plan_pretraining, pretrain
 from bert_keras.tasks.pretraining.recipes import RECIPES
-from bert_keras.tasks.pretraining.write_records import write_records
+from bert_keras.tasks.pretraining.write_records import Job, write_records
 from bert_keras.text.wordpiece import WordPiece
 
 SMALL = {
@@ -63,24 +63,32 @@ def given(name="bert", *, tokenizer=None, changes=None, **options):
     }
 
 
-def train(output, name="bert", *, verbose=0, **options):
-    return pretrain(output=output, log=lambda line: None, verbose=verbose, **given(name, **options))
+def train(output, name="bert", *, verbose=0, save_every=1000, **options):
+    return pretrain(
+        Pretraining(**given(name, **options)),
+        output,
+        save_every=save_every,
+        log=lambda line: None,
+        verbose=verbose,
+    )
 
 
 def planned_lines(name="bert", **options):
     """The lines for a person before the first step."""
-    return plan_pretraining(**given(name, **options)).lines
+    return plan_pretraining(Pretraining(**given(name, **options))).lines
 
 
 def write(folder, *, settings=None, masking=None, texts=None, vocabulary=runs.VOCABULARY):
     write_records(
         texts or documents(),
-        folder,
-        make_tokenizer=functools.partial(WordPiece, vocabulary),
-        settings=Sampling(**{"seq_length": 32, "dupe_factor": 2} | (settings or {})),
-        masking=masking,
-        shard_bytes=2_000,
-        shard_documents=5,
+        Job(
+            path=folder,
+            make_tokenizer=functools.partial(WordPiece, vocabulary),
+            settings=Sampling(**{"seq_length": 32, "dupe_factor": 2} | (settings or {})),
+            masking=masking,
+            shard_bytes=2_000,
+            shard_documents=5,
+        ),
     )
     return folder
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from runs import VOCABULARY
 
-from bert_keras.tasks.problems.question_answering import Squad
+from bert_keras.tasks.problems.question_answering import QuestionAnswering
 from bert_keras.text.wordpiece import WordPiece
 
 NORMANS = "The Normans gave their name to Normandy, a region in France. Rollo led them."
@@ -38,7 +38,7 @@ def write(path: Path, *questions: dict) -> Path:
     return path
 
 
-def read(task: Squad, split: str) -> dict[str, np.ndarray]:
+def read(task: QuestionAnswering, split: str) -> dict[str, np.ndarray]:
     """All examples of a split, column by column."""
     return next(task.examples(split).batch(100_000).as_numpy_iterator())
 

@@ -1,5 +1,6 @@
 """Checkpoints of random weights, and the checks that tests of checkpoints share."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -7,8 +8,9 @@ import numpy as np
 import pytest
 
 from bert_keras.checkpoints import FORMATS
-from bert_keras.checkpoints.variables import Checkpoint, head_shapes, variable_shapes
+from bert_keras.checkpoints.checkpoint import Checkpoint, head_shapes, variable_shapes
 from bert_keras.config import BertConfig
+from bert_keras.text.vocabulary import Vocabulary
 
 # Keras saves its own variables by a call that numpy 2 warns of.
 saves_with_keras = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
@@ -41,7 +43,13 @@ def random_checkpoint(
         name: rng.standard_normal([size or 5 for size in shape]).astype("float32")
         for name, shape in shapes.items()
     }
-    return Checkpoint(config=config, tensors=tensors, vocabulary=PIECES, lower_case=False)
+    vocabulary = Vocabulary(tokens=PIECES, lower_case=False)
+    return Checkpoint(config=config, tensors=tensors, vocabulary=vocabulary)
+
+
+def with_vocabulary(checkpoint: Checkpoint, **fields) -> Checkpoint:
+    """The checkpoint with other fields of its vocabulary."""
+    return dataclasses.replace(checkpoint, vocabulary=checkpoint.vocabulary._replace(**fields))
 
 
 def assert_same(given: Checkpoint, wanted: Checkpoint) -> None:
@@ -50,7 +58,7 @@ def assert_same(given: Checkpoint, wanted: Checkpoint) -> None:
     for name, tensor in wanted.tensors.items():
         assert given.tensors[name].dtype == tensor.dtype, name
         assert given.tensors[name].tobytes() == tensor.tobytes(), name
-    assert given.vocabulary == wanted.vocabulary
+    assert given.vocabulary.tokens == wanted.vocabulary.tokens
     assert given.unknown == ()
 
 

@@ -24,12 +24,7 @@ from bert_keras.features import (
 from bert_keras.model.encoder import BertEncoder, encoder_inputs
 from bert_keras.model.heads import ClassifierHead, SpanHead, TokenHead
 from bert_keras.optimization.losses import GlobalMean, cross_entropy
-from bert_keras.optimization.objectives import (
-    LeftToRight,
-    MaskedLM,
-    ReplacedTokens,
-    SentencePair,
-)
+from bert_keras.optimization.objectives import LeftToRight, MaskedLM, ReplacedTokens, SentencePair
 from bert_keras.optimization.optimizers import LAMB, AdamW
 from bert_keras.optimization.pretrainers import ElectraPretrainer, Pretrainer
 from bert_keras.optimization.schedules import WarmupLinearDecay

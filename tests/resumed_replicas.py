@@ -23,13 +23,12 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
 )
 
-from bert_keras.tasks.data.glue_rows import ROWS  # noqa: E402
 from bert_keras.tasks.finetuning.finetune import finetune  # noqa: E402
 from bert_keras.tasks.hparams import Hparams  # noqa: E402
-from bert_keras.tasks.pretraining.pretrain import pretrain  # noqa: E402
+from bert_keras.tasks.pretraining.pretrain import Pretraining, pretrain  # noqa: E402
 from bert_keras.tasks.pretraining.recipes import RECIPES  # noqa: E402
-from bert_keras.tasks.problems.classification import Glue  # noqa: E402
-from bert_keras.tasks.problems.question_answering import Squad  # noqa: E402
+from bert_keras.tasks.problems.classification import TextClassification  # noqa: E402
+from bert_keras.tasks.problems.question_answering import QuestionAnswering  # noqa: E402
 from bert_keras.tasks.training.saver import Saver  # noqa: E402
 from bert_keras.text.wordpiece import WordPiece  # noqa: E402
 
@@ -87,31 +86,35 @@ def write_questions(folder: Path) -> Path:
 
 
 def reviews_into(output: Path, folder: Path) -> None:
-    task = Glue(ROWS["sst2"], folder / "data")
+    task = TextClassification.open("sst2", folder / "data")
     finetune(task, checkpoint=folder / "checkpoint", output=output, hparams=HPARAMS, log=quiet, **HOW)
 
 
 def vectors_into(output: Path, folder: Path) -> None:
-    task = Glue(ROWS["sst2"], folder / "data")
+    task = TextClassification.open("sst2", folder / "data")
     hparams = dataclasses.replace(HPARAMS, feature_layers="0,1", lstm_layers=2, lstm_units=8)
     finetune(task, checkpoint=folder / "checkpoint", output=output, hparams=hparams, log=quiet, **HOW)
 
 
 def questions_into(output: Path, folder: Path) -> None:
-    task = Squad("squad1.1", folder / "questions", doc_stride=16, max_query_length=12)
+    task = QuestionAnswering("squad1.1", folder / "questions", doc_stride=16, max_query_length=12)
     finetune(task, checkpoint=folder / "checkpoint", output=output, hparams=HPARAMS, log=quiet, **HOW)
 
 
 def pretrain_into(output: Path, folder: Path) -> None:
     changes = {"steps": 8, "phases": ((24, 1.0),)}
     pretrain(
-        recipe=RECIPES["bert"].changed(**killed_runs.SETTINGS | changes),
-        documents=killed_runs.documents(),
-        held_out=0.3,
-        tokenizer=WordPiece(runs.VOCABULARY),
-        output=output,
+        Pretraining(
+            recipe=RECIPES["bert"].changed(**killed_runs.SETTINGS | changes),
+            documents=killed_runs.documents(),
+            held_out=0.3,
+            tokenizer=WordPiece(runs.VOCABULARY),
+            strategy_name=HOW["strategy_name"],
+        ),
+        output,
+        save_every=HOW["save_every"],
+        verbose=HOW["verbose"],
         log=quiet,
-        **HOW,
     )
 
 

@@ -1,6 +1,6 @@
 """Runs that train in seconds, for tests of what reads a run, and the command line that makes and reads them.
 
-In: a row of bert_keras.tasks.data.glue_rows. Out: a checkpoint folder, the row's TSV files, a run; what a command printed.
+In: a row of bert_keras.tasks.data.glue. Out: a checkpoint folder, the row's TSV files, a run; what a command printed.
 """
 
 import contextlib
@@ -12,10 +12,12 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from bert_keras.text.vocabulary import Vocabulary
 
 ROOT = Path(__file__).parents[1]
 
@@ -71,7 +73,7 @@ def write_checkpoint(folder: Path, **changes) -> Path:
     keras.utils.set_random_seed(0)  # a module's fixtures come before the seeds of its first test
     config = BertConfig(**(SIZES | changes))
     checkpoint = checkpoints.collect(config, BertEncoder(config))
-    checkpoint = dataclasses.replace(checkpoint, vocabulary=VOCABULARY, lower_case=True)
+    checkpoint = dataclasses.replace(checkpoint, vocabulary=Vocabulary(VOCABULARY, lower_case=True))
     checkpoints.write(checkpoint, folder, format="hugging-face")
     return folder
 
@@ -113,7 +115,7 @@ def write_roberta(folder: Path, **changes) -> Path:
     config = BertConfig(**(SIZES | roberta | {"vocab_size": len(vocabulary), "max_positions": 50} | changes))
     encoder = BertEncoder(config)
     checkpoint = checkpoints.collect(config, encoder, masked_lm=MaskedLMHead(encoder))
-    checkpoint = dataclasses.replace(checkpoint, vocabulary=vocabulary, merges=merges, lower_case=False)
+    checkpoint = dataclasses.replace(checkpoint, vocabulary=Vocabulary(vocabulary, merges, lower_case=False))
     checkpoints.write(checkpoint, folder, format="hugging-face")
     return folder
 
@@ -132,7 +134,7 @@ def write_distilbert(folder: Path, **changes) -> Path:
     config = BertConfig(**(SIZES | distilbert | {"classifier_dropout": 0.2} | changes))
     encoder = BertEncoder(config)
     checkpoint = checkpoints.collect(config, encoder, masked_lm=MaskedLMHead(encoder))
-    checkpoint = dataclasses.replace(checkpoint, vocabulary=VOCABULARY, lower_case=True)
+    checkpoint = dataclasses.replace(checkpoint, vocabulary=Vocabulary(VOCABULARY, lower_case=True))
     checkpoints.write(checkpoint, folder, format="hugging-face")
     return folder
 
@@ -145,7 +147,7 @@ def texts(count: int, *, seed: int) -> list[str]:
 
 def write_data(folder: Path, name: str, *, count: int = 48) -> Path:
     """The files of a GLUE row that have labels; the first word of the last segment says the label."""
-    from bert_keras.tasks.data.glue_rows import ROWS
+    from bert_keras.tasks.data.glue import ROWS
 
     folder.mkdir(parents=True)
     labels = ROWS[name].file_labels or ("0.0", "5.0")
@@ -227,6 +229,34 @@ def no_training() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def refused(message: str, *, output: Path) -> Iterator[None]:
+    """Something is refused before any training, and leaves no folder."""
+    with no_training(), pytest.raises((ValueError, FileNotFoundError), match=message):
+        yield
+    assert not output.exists()
+
+
+class Compared(Exception):
+    """The facts that a worker compares with those of the others."""
+
+
+def unlike(monkeypatch, start: Callable[..., object], changes: dict) -> set[str]:
+    """The names of the facts in which a worker with changed arguments would differ from another one; it writes nothing."""
+    from bert_keras.tasks.devices.workers import Workers
+
+    def raised(self, facts, remedy):
+        raise Compared(json.dumps(facts))
+
+    monkeypatch.setattr(Workers, "check_same", raised)
+    found = []
+    for settings in ({}, changes):
+        with pytest.raises(Compared) as error:
+            start(**settings)
+        found.append(json.loads(str(error.value)))
+    return {name for name in found[0] if found[0][name] != found[1][name]}
+
+
+@contextlib.contextmanager
 def full_disk(free: int) -> Iterator[None]:
     """No file grows past `free` bytes meanwhile: writing fails as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -248,6 +278,11 @@ def mounted(folder: Path, *, size: int) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", str(folder)], check=True)
+
+
+def results(folder: Path) -> dict:
+    """The content of results.json in a folder."""
+    return json.loads((folder / "results.json").read_text())
 
 
 def contents(folder: Path) -> dict[str, bytes]:

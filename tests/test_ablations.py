@@ -2,32 +2,21 @@
 
 import dataclasses
 import functools
-import json
 import types
 
 import pytest
-from runs import VOCABULARY, no_training, texts, write_data
+from runs import VOCABULARY, no_training, refused, texts, unlike, write_data
 
 from bert_keras import checkpoints
-from bert_keras.tasks.devices.workers import Workers
 from bert_keras.tasks.finetuning.examples import check_fits
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.pretraining.recipes import RECIPES
-from bert_keras.tasks.problems.question_answering import Squad
-from bert_keras.tasks.study import ablations
-from bert_keras.tasks.study.ablation_definitions import (
-    ABLATIONS,
-    SCALES,
-    Row,
-    Scale,
-)
-from bert_keras.tasks.study.ablations import (
-    Outcome,
-    as_json,
-    run_ablation,
-    tables,
-)
-from bert_keras.tasks.study.cells import Outcome as CellOutcome
+from bert_keras.tasks.problems.question_answering import QuestionAnswering
+from bert_keras.tasks.study import ablations, grid
+from bert_keras.tasks.study.ablations import Outcome, compared, run_ablation
+from bert_keras.tasks.study.grid import Outcome
+from bert_keras.tasks.study.report import comparison_json, comparison_tables
+from bert_keras.tasks.study.rows import ABLATIONS, SCALES, Row, Scale
 from bert_keras.text.wordpiece import WordPiece
 
 pytestmark = pytest.mark.long
@@ -80,24 +69,24 @@ def arguments(tmp_path):
 def test_rows_are_run_once_and_share_weights(tmp_path, small, monkeypatch):
     write_data(tmp_path / "data", "sst2")
     lines: list[str] = []
-    outcomes = run_ablation("steps", **arguments(tmp_path), log=lines.append)
+    found = run_ablation("steps", **arguments(tmp_path), log=lines.append)
     begun = [line for line in lines if line.startswith(tuple(row.name for row in ROWS))]
     assert begun == [
         "masked LM: pre-training (run 1 of 4)",
         *(f"{row.name}: sst2, seed 1 (run {i} of 4)" for i, row in enumerate(ROWS, start=2)),
     ]
-    assert [one.row for one in outcomes] == list(ROWS)
-    assert outcomes[0].perplexity == outcomes[2].perplexity > 1
-    assert outcomes[1].perplexity is None
-    for one in outcomes:
-        assert 1 < one.measures["sst2"][0] <= 100  # percent
+    assert [*found.values] == [*found.perplexities] == [row.name for row in ROWS]
+    first, half, last = found.perplexities.values()
+    assert first == last > 1 and half is None
+    for values in found.values.values():
+        assert 1 < values["sst2"][0] <= 100  # percent
     bilstm = checkpoints.read(tmp_path / "out" / "with-bilstm" / "sst2-1")
     assert bilstm.config.bilstm and any(name.startswith("bilstm/") for name in bilstm.tensors)
     assert (tmp_path / "out" / "results.png").stat().st_size > 1000
 
     lines.clear()
     with no_training():
-        assert run_ablation("steps", **arguments(tmp_path), log=lines.append) == outcomes
+        assert run_ablation("steps", **arguments(tmp_path), log=lines.append) == found
     assert sum(line.endswith("is finished already") for line in lines) == 4
     with pytest.raises(ValueError, match="made with another restarts"):
         run_ablation("steps", **arguments(tmp_path), restarts=2)
@@ -113,21 +102,9 @@ def test_rows_are_run_once_and_share_weights(tmp_path, small, monkeypatch):
 
 
 def test_workers_compare_their_ablations_before_a_folder_is_made(tmp_path, small, monkeypatch):
-    class Compared(Exception):
-        pass
-
-    def raised(self, facts, remedy):
-        raise Compared(json.dumps(facts))
-
     write_data(tmp_path / "data", "sst2")
-    monkeypatch.setattr(Workers, "check_same", raised)
-    found = []
-    for given in ({}, {"restarts": 2}):
-        with pytest.raises(Compared) as error:
-            run_ablation("steps", **arguments(tmp_path) | given)
-        found.append(json.loads(str(error.value)))
-    names = {name for name in found[0] if found[0][name] != found[1][name]}
-    assert names == {"restarts", "seed", "hparams", "tagging", "runs"}
+    start = functools.partial(run_ablation, "steps", **arguments(tmp_path))
+    assert unlike(monkeypatch, start, {"restarts": 2}) == {"restarts", "runs"}
     assert not (tmp_path / "out").exists()
 
 
@@ -141,13 +118,18 @@ def test_the_measure_is_that_of_the_papers_figures(tmp_path, monkeypatch):
         tasks={"tasks": ("mrpc", "sst2")},
     )
     monkeypatch.setitem(SCALES, "tiny", tiny)
-    found = {"f1": 0.81, "accuracy": 0.68}
-    ended = functools.partial(CellOutcome, degenerate=None, measures=found)
-    monkeypatch.setattr(ablations, "run_cells", lambda cells, **_: [ended(cell=cell) for cell in cells])
+    ended = functools.partial(Outcome, degenerate=None, measures={"f1": 0.81, "accuracy": 0.68})
+    monkeypatch.setattr(
+        grid,
+        "run_cells",
+        lambda cells, **_: [
+            ended(name=one.name, task=one.task, place=one.place, path=one.path) for one in cells
+        ],
+    )
     data = {task: write_data(tmp_path / task, task) for task in ("mrpc", "sst2")}
-    outcomes = run_ablation("tasks", **arguments(tmp_path) | {"data": data})
-    assert {value for one in outcomes for values in one.measures.values() for value in values} == {68}
-    assert tables("tasks", outcomes)[0].columns[2:] == ("mrpc, accuracy", "sst2, accuracy")
+    found = run_ablation("tasks", **arguments(tmp_path) | {"data": data})
+    assert {value for row in found.values.values() for values in row.values() for value in values} == {68}
+    assert comparison_tables(found)[0].columns[2:] == ("mrpc, accuracy", "sst2, accuracy")
 
 
 def test_a_batch_that_replicas_do_not_divide(tmp_path, small, monkeypatch):
@@ -188,7 +170,7 @@ def test_bad_input_is_named_first(tmp_path, small):
             "data was given for mprc, sst2-features, and the tasks are sst2; name it",
         ),
         ({"changes": {"generator_share": 0.5}}, "no pre-training of this ablation reads generator_share"),
-        ({"tasks": ["sst2-features"]}, "only conll has the feature-based approach"),
+        ({"tasks": ["sst2-features"]}, "concat_last_four needs 4 blocks and the encoder has 1"),
     ):
         with pytest.raises(ValueError, match=wanted):
             run_ablation("steps", **(given | changes))
@@ -244,13 +226,6 @@ def test_the_rows_of_the_masking_rate_mask_so_much():
         # Enough predictions for the rate, in place of the 20 of 128 that 15 % needs.
         assert [one.masking(100).max_predictions for one in recipes] == [5, 10, 15, 20, 30, 40, 80]
         assert {one.config(vocab_size=100).num_layers for one in recipes} == {layers}
-    found = as_json("masking-rate", [outcome(row.name, i, i + 0.1) for i, row in enumerate(rows)])[
-        "orderings"
-    ]
-    assert [(one["better"], one["worse"], one["verdict"]) for one in found] == [
-        ("40 %", "15 %", "holds"),
-        ("15 %", "80 %", "fails"),
-    ]
 
 
 def test_the_rows_of_the_input_format_are_robertas():
@@ -265,65 +240,88 @@ def test_the_rows_of_the_input_format_are_robertas():
         ]
     assert [one.hparams.batch_size for one in recipes] == [256, 2048, 256, 256]
     assert {one.hparams.phases for one in recipes} == {((512, 1.0),)}
-    same = {"squad1.1": [80, 80.1], "sst2": [80, 80.1]}
-    rows = [dataclasses.replace(outcome(name), measures=same) for name in ("a", "b", "c", "d")]
-    found = as_json("input-format", rows)["orderings"]
-    # Table 2: SQuAD 1.1 has 90.4, 88.7, 90.4 and 90.6, SST-2 92.9, 92.1, 92.5 and 92.7.
-    assert [(one["task"], one["better"], one["worse"]) for one in found] == [
-        ("squad1.1", "a", "b"),
-        ("squad1.1", "d", "c"),
-        ("sst2", "a", "b"),
-        ("sst2", "a", "c"),
-        ("sst2", "d", "c"),
+
+
+def compare(name, tasks, rows):
+    """The comparison of rows, by name, with the same percentages on each task."""
+    opened = {task: types.SimpleNamespace(kind="glue", measure="accuracy") for task in tasks}
+    outcomes = [
+        Outcome(
+            name=row,
+            task=task,
+            place={"row": row, "seed": seed},
+            path=None,
+            degenerate=None,
+            measures={"accuracy": value / 100},
+        )
+        for task in tasks
+        for row, values in rows.items()
+        for seed, value in enumerate(values)
     ]
+    return compared(name, [Row(name=row) for row in rows], opened, outcomes, perplexities=dict.fromkeys(rows))
 
 
-def outcome(name, *values):
-    return Outcome(
-        row=Row(name=name), perplexity=None, measures={"mrpc": list(values)}, names={"mrpc": "accuracy"}
-    )
+LARGER = {str(i): (60 + i, 60.1 + i) for i in range(6)}
+ORDERINGS = {
+    "a rate without figures": (
+        "masking-rate",
+        {f"{rate} %": (i, i + 0.1) for i, rate in enumerate((5, 10, 15, 20, 30, 40, 80))},
+        {"mrpc": ["40 % > 15 %: holds", "15 % > 80 %: fails"]},
+    ),
+    # SQuAD 1.1 has 90.4, 88.7, 90.4 and 90.6, SST-2 92.9, 92.1, 92.5 and 92.7.
+    "RoBERTa's table 2": (
+        "input-format",
+        dict.fromkeys("abcd", (80, 80.1)),
+        {
+            "squad1.1": ["a > b: not resolved", "d > c: not resolved"],
+            "sst2": ["a > b: not resolved", "a > c: not resolved", "d > c: not resolved"],
+        },
+    ),
+    # MRPC has 86.7, 86.5, 77.5, 75.7: each row over the next.
+    "table 5": (
+        "tasks",
+        {"a": (80, 82), "b": (81, 81), "c": (90, 90.1), "d": (60, 60.1)},
+        {"mrpc": ["a > b: not resolved", "b > c: fails", "c > d: holds"]},
+    ),
+    "two equal figures of table 5": (
+        "tasks",
+        dict.fromkeys("abcd", (80, 81)),
+        {"mnli": ["a > b: not resolved", "b > c: not resolved"]},
+    ),
+    "table 6": ("size", LARGER, {"mrpc": [f"{i + 1} > {i}: holds" for i in range(5)]}),
+}
 
 
-def test_orderings_are_those_of_the_papers_figures():
-    """Table 5 has MRPC 86.7, 86.5, 77.5, 75.7: each row over the next."""
-    rows = [outcome("a", 80, 82), outcome("b", 81, 81), outcome("c", 90, 90.1), outcome("d", 60, 60.1)]
-    found = as_json("tasks", rows)["orderings"]
-    assert [(one["better"], one["worse"], one["verdict"]) for one in found] == [
-        ("a", "b", "not resolved"),
-        ("b", "c", "fails"),
-        ("c", "d", "holds"),
-    ]
-    # Table 6 has a larger model over the next smaller one.
-    sizes = [outcome(str(i), 60 + i, 60.1 + i) for i in range(6)]
-    found = as_json("size", sizes)["orderings"]
-    assert [(one["better"], one["worse"]) for one in found] == [(str(i + 1), str(i)) for i in range(5)]
-    assert {one["verdict"] for one in found} == {"holds"}
-    table, _ = tables("size", sizes)
-    assert table.columns[2] == "mrpc, accuracy" and table.rows[0][2].endswith("± 0.1 (79.8)")
-    assert as_json("size", sizes)["measures"] == {"mrpc": "accuracy"}
+@pytest.mark.parametrize(("name", "rows", "orderings"), ORDERINGS.values(), ids=ORDERINGS)
+def test_orderings_are_those_of_the_papers_figures(name, rows, orderings):
+    content = comparison_json(compare(name, orderings, rows))
+    found = {task: [] for task in orderings}
+    for one in content["orderings"]:
+        found[one["task"]].append(f"{one['better']} > {one['worse']}: {one['verdict']}")
+    assert found == orderings
 
 
-def test_rows_that_are_equal_in_the_paper_have_no_ordering():
-    rows = [
-        dataclasses.replace(outcome(name, 80, 81), measures={"mnli": [80, 81]})
-        for name in ("a", "b", "c", "d")
-    ]
-    found = as_json("tasks", rows)["orderings"]
-    assert [(one["better"], one["worse"]) for one in found] == [("a", "b"), ("b", "c")]  # 82.1 and 82.1
+def test_the_report_has_the_figures_of_the_paper():
+    found = compare("size", ["mrpc"], LARGER)
+    (task,) = comparison_json(found)["tasks"]
+    assert (task["task"], task["measure"]) == ("mrpc", "accuracy")
+    assert [row["paper"] for row in task["rows"]] == [79.8, 82.2, 84.8, 86.7, 86.9, 87.8]
+    table, _ = comparison_tables(found)
+    assert table.columns == ("row", "held-out perplexity", "mrpc, accuracy")
+    assert table.rows[0] == ("0", "-", "60.0 ± 0.1 (79.8)")
 
 
 def test_a_task_that_the_encoder_cannot_serve_is_refused_before_any_pretraining(tmp_path, small):
     write_data(tmp_path / "data", "sst2")
-    with no_training(), pytest.raises(ValueError, match="seq_length is 32 and the encoder has 16 positions"):
+    with refused("seq_length is 32 and the encoder has 16 positions", output=tmp_path / "out"):
         run_ablation("steps", **arguments(tmp_path), changes={"max_positions": 16, "seq_length": 16})
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", ["squad1.1", "squad2.0"])
 def test_squad_fits_into_the_small_scale(name, data_dir):
     scale = SCALES["small"]
     file = str(data_dir / "squad" / "xquad.en.json")
-    task = Squad.open(name, {"train": file, "validation": file}, **scale.options[name])
+    task = QuestionAnswering.open(name, {"train": file, "validation": file}, **scale.options[name])
     hparams = Hparams(**{**task.defaults, **scale.finetuning})
     config = RECIPES["bert"].changed(**scale.pretraining).config(vocab_size=len(VOCABULARY))
     check_fits(task, config, WordPiece(VOCABULARY, lower_case=True), hparams)

@@ -15,7 +15,8 @@ from bert_keras.errors import BertKerasError
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.optimization.losses import GlobalMean, cross_entropy
 from bert_keras.optimization.optimizers import LAMB, AdamW
-from bert_keras.optimization.training_model import TrainingModel, _prepared
+from bert_keras.optimization.replicas import prepared
+from bert_keras.optimization.training_model import TrainingModel
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.task import classifier_model
 
@@ -91,7 +92,7 @@ def test_a_micro_batch_without_rows_is_refused(micro_batch):
 
 
 def test_a_resume_checks_the_micro_batch():
-    assert Hparams(micro_batch=2).identity()["micro_batch"] == 2
+    assert Hparams(micro_batch=2).fingerprint()["micro_batch"] == 2
 
 
 def test_two_outputs_with_one_loss_object_are_refused():
@@ -111,5 +112,5 @@ def test_a_chosen_policy_of_shards_stays():
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = policies.OFF
     for given, wanted in ((tf.data.Options(), policies.DATA), (options, policies.OFF)):
-        made = _prepared(tf.data.Dataset.range(4).with_options(given))
+        made = prepared(tf.data.Dataset.range(4).with_options(given))
         assert made.options().experimental_distribute.auto_shard_policy == wanted

@@ -125,15 +125,7 @@ def test_the_folders_at_the_top_are_linked_into_the_package(name):
 # -----------------------------------------------------------------------------------------------------------
 # The two columns: text knows no Keras, the model knows TensorFlow only in modules that have a form for it.
 
-NAMES_TENSORFLOW = (
-    "feature_bilstm",
-    "gradients",
-    "hub_layer",
-    "kernels",
-    "packed_weights",
-    "preprocessor_layer",
-    "unpadding",
-)
+NAMES_TENSORFLOW = ("feature_bilstm", "hub_layer", "kernels", "preprocessor_layer", "unpadding")
 
 
 def column(folder: str) -> list[str]:
@@ -154,8 +146,7 @@ def test_columns_know_nothing_of_each_other(module):
 TEXT_HALF = [
     f"bert_keras.tasks.pretraining.{name}"
     for name in (
-        "sentences wiki corpus_files corpus samplers processes instance_stream manifest shard_writer write_records shard_plan "
-        "beam_records read_records"
+        "corpus_files corpus samplers processes instance_stream records write_records beam_records"
     ).split()
 ]
 

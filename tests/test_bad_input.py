@@ -97,9 +97,7 @@ CASES = {
         message="train.tsv has no examples",
     ),
     "empty file": Case(
-        command=FINETUNE,
-        broken=write("data/dev.tsv", b""),
-        message="dev.tsv is empty; .* tab-separated",
+        command=FINETUNE, broken=write("data/dev.tsv", b""), message="dev.tsv is empty; .* tab-separated"
     ),
     "no labels to measure": Case(
         command=[*EVALUATE, "--split", "test"],
@@ -115,9 +113,7 @@ CASES = {
         message="no checkpoint in data; looked for model.safetensors",
     ),
     "no vocabulary": Case(
-        command=FINETUNE,
-        broken=remove("checkpoint/vocab.txt"),
-        message="has no vocabulary; put .* vocab.txt",
+        command=FINETUNE, broken=remove("checkpoint/vocab.txt"), message="has no vocabulary; put .* vocab.txt"
     ),
     "vocabulary too large": Case(
         command=FINETUNE,
@@ -193,10 +189,7 @@ CASES = {
         command=[*EXPORT, "--output", "lines.txt/out"],
         message="cannot export to lines.txt/out: Not a directory; give",
     ),
-    "convert below a file": Case(
-        command=[*CONVERT, "--to", "lines.txt/out"],
-        message="lines.txt",
-    ),
+    "convert below a file": Case(command=[*CONVERT, "--to", "lines.txt/out"], message="lines.txt"),
     "convert into a full folder": Case(
         command=[*CONVERT, "--to", "run"], message="run is there already and not empty; give another folder"
     ),

@@ -19,14 +19,12 @@ import tensorflow as tf
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import Masking
 from bert_keras.io.files import write_json
-from bert_keras.io.paths import path_of
+from bert_keras.io.formats import INSTANCES, stamp
+from bert_keras.io.paths import to_path
 from bert_keras.tasks.hparams import Sampling
 from bert_keras.tasks.pretraining.corpus import open_corpora
-from bert_keras.tasks.pretraining.manifest import read_manifest
-from bert_keras.tasks.pretraining.read_records import read_records
-from bert_keras.tasks.pretraining.shard_plan import sources_of
-from bert_keras.tasks.pretraining.shard_writer import Job
-from bert_keras.tasks.pretraining.write_records import write_records
+from bert_keras.tasks.pretraining.records import read_manifest, read_records
+from bert_keras.tasks.pretraining.write_records import Job, corpus_ranges, write_records
 from bert_keras.text.wordpiece import WordPiece
 
 pytest.importorskip("apache_beam", reason="needs the `beam` extra")
@@ -59,7 +57,7 @@ def options(**changes):
 
 
 def beam(corpora, path, *flags, range_bytes=700, **changes):
-    job = Job(path=path_of(path), **options(**changes))
+    job = Job(path=to_path(path), **options(**changes))
     return beam_records.write_records_with_beam(corpora, job, options=flags, range_bytes=range_bytes)
 
 
@@ -83,7 +81,7 @@ def texts(tmp_path_factory):
 def written(texts, tmp_path_factory):
     """The folder that one process writes; tests leave it as it is."""
     path = tmp_path_factory.mktemp("written") / "local"
-    summary = write_records(open_corpora(texts), path, **options())
+    summary = write_records(open_corpora(texts), Job(path=path, **options()))
     assert len(read_manifest(path)["shards"]) > 5
     return path, summary
 
@@ -124,7 +122,7 @@ def test_remote_text_and_output(texts, written):
         tf.io.gfile.copy(text.partition(",")[0], f"{folder}/{Path(text.partition(',')[0]).name}")
     remote = open_corpora([f"{folder}/0.txt", f"{folder}/1.txt,lines=document"])
     assert beam(remote, f"{folder}/out") == written[1]
-    found = {path.name: path.read_bytes() for path in path_of(f"{folder}/out").iterdir()}
+    found = {path.name: path.read_bytes() for path in to_path(f"{folder}/out").iterdir()}
     assert found == contents(written[0])
 
 
@@ -181,7 +179,7 @@ KILLED = """
 import os, signal, sys
 sys.path.insert(0, "tests")
 from test_beam import beam, open_corpora
-from bert_keras.tasks.pretraining.shard_writer import ShardWriter
+from bert_keras.tasks.pretraining.write_records import ShardWriter
 write = ShardWriter.__call__
 def killed(self, number, texts):
     if number == 3:
@@ -210,10 +208,10 @@ def test_no_text_is_an_element(texts, tmp_path):
     """The elements between the steps, pickled as Beam does, have none of the words."""
     corpora, job = open_corpora(texts), Job(path=tmp_path / "beam", **options())
     (tmp_path / "beam" / beam_records.WORK).mkdir(parents=True)
-    write_json(tmp_path / "beam" / "manifest.json", job.identity())
-    sources = sources_of(corpora, range_bytes=700)
+    write_json(tmp_path / "beam" / "manifest.json", stamp(INSTANCES) | job.fingerprint())
+    sources = corpus_ranges(corpora, range_bytes=700)
     sized = [beam_records._measure(source, corpora, job) for source in sources]
-    planned = [*beam_records._plan(None, sized, job)]
+    planned = [*beam_records._group(None, sized, job)]
     step = beam_records._WriteShards(corpora, job)
     step.setup()
     made = [result for element in planned for result in step.process(element)]
@@ -243,12 +241,12 @@ def test_wrong_flags_of_beam(texts, tmp_path, flags, message):
 def test_a_runner_needs_paths_that_its_workers_reach(texts, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text(text_of())
-    job, runner = Job(path=path_of("beam"), **options()), ("--runner=DirectRunner",)
+    job, runner = Job(path=to_path("beam"), **options()), ("--runner=DirectRunner",)
     with pytest.raises(ValueError, match=r"text\.txt is relative, and workers of DirectRunner"):
         beam_records.write_records_with_beam(open_corpora(["text.txt"]), job, options=runner)
     with pytest.raises(ValueError, match=r"vocab\.txt is relative"):
         beam_records.write_records_with_beam(
-            open_corpora(texts), job, options=runner, vocabulary=path_of("vocab.txt")
+            open_corpora(texts), job, options=runner, vocabulary=to_path("vocab.txt")
         )
     assert not Path("beam").exists()
 
@@ -271,7 +269,7 @@ def test_command(tmp_path, capfd):
     (tmp_path / "text.txt").write_text(text_of())
     (tmp_path / "vocab.txt").write_text("\n".join(PIECES) + "\n")
     command = ["instances", "--text", tmp_path / "text.txt", "--vocab", tmp_path / "vocab.txt"]
-    command += ["--seq-length", "32", "--masks", "--set", "max_predictions=5", "--output"]
+    command += ["--seq-length", "32", "--masks", "--max-predictions", "5", "--output"]
     code, out, err = runs.run_command(
         capfd, *command, tmp_path / "beam", "--beam", "--", "--direct_num_workers=1"
     )

@@ -15,24 +15,11 @@ import tokenizers
 from runs import learn_byte_bpe
 from tokenizers import AddedToken, models, pre_tokenizers, processors
 
-from bert_keras import (
-    ByteBPE,
-    Preprocessor,
-    PreprocessorLayer,
-    checkpoints,
-)
+from bert_keras import ByteBPE, Preprocessor, PreprocessorLayer, checkpoints
 from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
-from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
-from bert_keras.text.byte_level import (
-    LETTER,
-    NUMBER,
-    SPACE,
-    WHITE,
-    byte_alphabet,
-    classes_of_code_points,
-)
 from bert_keras.text.tokenizer import BERT_PAIR
+from bert_keras.text.words import LETTER, NUMBER, SPACE, WHITE, byte_alphabet, classes_of_code_points
 
 SPECIAL = ("<s>", "</s>", "<pad>", "<unk>", "<mask>")
 # Fragments whose neighbours decide where a word starts.
@@ -280,8 +267,7 @@ def test_files_that_do_not_fit_each_other(learned, changed, said):
 def written(tmp_path_factory, tokenizer):
     """vocab.json, merges.txt and tokenizer.json, as we write them."""
     folder = tmp_path_factory.mktemp("written")
-    checkpoint = checkpoints.Checkpoint(config=BertConfig(vocab_size=600), tensors={})
-    write_tokenizer(checkpoints.with_tokenizer(checkpoint, tokenizer), folder)
+    write_tokenizer(tokenizer.to_vocabulary(), folder)
     return folder
 
 
@@ -416,8 +402,7 @@ def test_an_added_token_survives_a_copy(folder, tmp_path):
     with pytest.warns(UserWarning, match=" adds covid to its vocabulary"):
         found = checkpoints.load_tokenizer(folder)
     (tmp_path / "copy").mkdir()
-    checkpoint = checkpoints.Checkpoint(config=BertConfig(vocab_size=601), tensors={})
-    write_tokenizer(checkpoints.with_tokenizer(checkpoint, found), tmp_path / "copy")
+    write_tokenizer(found.to_vocabulary(), tmp_path / "copy")
     with pytest.warns(UserWarning, match=" adds covid to its vocabulary"):
         assert checkpoints.load_tokenizer(tmp_path / "copy").digest == found.digest
     theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "copy" / "tokenizer.json"))

@@ -10,15 +10,14 @@ from runs import Begun, no_training
 
 from bert_keras.checkpoints.hugging_face import SAFETENSORS
 from bert_keras.errors import BertKerasError
-from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams, Sampling
-from bert_keras.tasks.pretraining.pretrain import pretrain
+from bert_keras.tasks.pretraining.pretrain import Pretraining, pretrain
 from bert_keras.tasks.pretraining.recipes import RECIPES
-from bert_keras.tasks.pretraining.write_records import write_records
-from bert_keras.tasks.problems.classification import Glue
-from bert_keras.tasks.study.ablation_definitions import SCALES, Row, Scale
+from bert_keras.tasks.pretraining.write_records import Job, write_records
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.study.ablations import run_ablation
+from bert_keras.tasks.study.rows import SCALES, Row, Scale
 from bert_keras.text.wordpiece import WordPiece
 
 ROWS_READ = 1000  # by the digest that let changes behind them pass
@@ -79,7 +78,7 @@ def inputs(tmp_path_factory):
 def test_a_label_far_down_is_noticed_on_resume(inputs, tmp_path):
     def start():
         finetune(
-            Glue(ROWS["sst2"], inputs / "data"),
+            TextClassification.open("sst2", inputs / "data"),
             checkpoint=inputs / "checkpoint",
             output=tmp_path / "run",
             hparams=Hparams(epochs=1, batch_size=64, learning_rate=1e-3, seq_length=40),
@@ -99,14 +98,14 @@ def test_a_label_far_down_is_noticed_on_resume(inputs, tmp_path):
 def test_records_under_the_same_manifest_are_noticed_on_resume(tmp_path):
     documents = [runs.texts(8, seed=seed) for seed in range(40)]
     settings = Sampling(seq_length=32, sampler="next_sentence", dupe_factor=1)
-    write_records(documents, tmp_path / "records", make_tokenizer=tokenizer, settings=settings)
+    write_records(documents, Job(path=tmp_path / "records", make_tokenizer=tokenizer, settings=settings))
 
     def start():
         pretrain(
-            recipe=RECIPES["bert"].changed(**SIZES),
-            records=tmp_path / "records",
-            tokenizer=tokenizer(),
-            output=tmp_path / "run",
+            Pretraining(
+                recipe=RECIPES["bert"].changed(**SIZES), records=tmp_path / "records", tokenizer=tokenizer()
+            ),
+            tmp_path / "run",
             verbose=0,
             log=lambda line: None,
         )

@@ -14,10 +14,11 @@ from random_checkpoints import (
     safetensors_folder,
     saves_with_keras,
     their_tensors,
+    with_vocabulary,
 )
 
 from bert_keras import checkpoints
-from bert_keras.io.atomic_folders import PARTIAL
+from bert_keras.io.folders import PARTIAL
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.heads import ClassifierHead, SpanHead
 
@@ -95,7 +96,7 @@ def test_a_keras_hub_preset_in_shards_with_a_head_or_quantized(tmp_path):
     backbone.save_to_preset(str(tmp_path / "shards"), max_shard_size=4e-6)
     assert not (tmp_path / "shards" / "model.weights.h5").exists()
     for path in (tmp_path / "shards", tmp_path / "shards" / "model.weights.json"):
-        again = dataclasses.replace(checkpoints.read(path), vocabulary=PIECES)
+        again = with_vocabulary(checkpoints.read(path), tokens=PIECES)
         assert_same(again, checkpoint)
     with h5py.File(tmp_path / "whole" / "task.weights.h5", "w") as file:
         file["layers/dense/vars/0"] = np.zeros((8, 3))
@@ -233,7 +234,7 @@ def test_a_head_of_another_size_or_name():
 
 
 def test_a_vocabulary_larger_than_the_table(tmp_path):
-    checkpoint = dataclasses.replace(random_checkpoint(), vocabulary=(*PIECES, "x", "y"))
+    checkpoint = with_vocabulary(random_checkpoint(), tokens=(*PIECES, "x", "y"))
     checkpoints.write(checkpoint, tmp_path / "out", format="hugging-face")
     for call in (checkpoints.read, checkpoints.load_tokenizer):
         raises(ValueError, "has 14 tokens and the config's vocab_size is 13", call, tmp_path / "out")
@@ -284,13 +285,10 @@ def test_a_failed_write_leaves_nothing(tmp_path):
 
 @pytest.mark.parametrize(
     ("tokenizer", "name"),
-    [
-        ({"vocabulary": None, "sentencepiece": b""}, "SentencePiece"),
-        ({"merges": ("a b",)}, "byte-level BPE"),
-    ],
+    [({"tokens": None, "sentencepiece": b""}, "SentencePiece"), ({"merges": ("a b",)}, "byte-level BPE")],
 )
 def test_a_tokenizer_that_a_keras_hub_preset_cannot_hold_is_refused(tmp_path, tokenizer, name):
-    checkpoint = dataclasses.replace(random_checkpoint(heads=()), **tokenizer)
+    checkpoint = with_vocabulary(random_checkpoint(heads=()), **tokenizer)
     raises(
         ValueError,
         f"has no {name} tokenizer",

@@ -8,17 +8,20 @@ import ml_dtypes
 import numpy as np
 import pytest
 from parity import assert_equal, hugging_face, hugging_face_outputs, random_features, random_weights, seeded
-from random_checkpoints import GOLDEN, PIECES, TINY, raises, random_checkpoint, saves_with_keras
+from random_checkpoints import (
+    GOLDEN,
+    PIECES,
+    TINY,
+    raises,
+    random_checkpoint,
+    saves_with_keras,
+    with_vocabulary,
+)
 
 import bert_keras as bk
 from bert_keras import checkpoints
 from bert_keras.features import POOLED_OUTPUT, SEQUENCE_OUTPUT
-from bert_keras.model.heads import (
-    ChoiceHead,
-    ClassifierHead,
-    SpanHead,
-    TokenHead,
-)
+from bert_keras.model.heads import ChoiceHead, ClassifierHead, SpanHead, TokenHead
 
 
 def test_reading_safetensors_needs_no_tensorflow(tmp_path):
@@ -82,7 +85,7 @@ def test_our_checkpoints_give_equal_outputs_in_transformers(tmp_path):
     ours = seeded(PARITY)
     checkpoint = checkpoints.collect(PARITY, ours.encoder, masked_lm=ours.mlm, next_sentence=ours.nsp)
     pieces = tuple(piece for piece in PIECES if piece.strip())  # transformers strips the lines of a vocab.txt
-    checkpoint = dataclasses.replace(checkpoint, vocabulary=pieces, lower_case=True)
+    checkpoint = with_vocabulary(checkpoint, tokens=pieces, lower_case=True)
     checkpoints.write(checkpoint, tmp_path / "saved", format="hugging-face")
     theirs, loading = transformers.BertForPreTraining.from_pretrained(
         tmp_path / "saved", attn_implementation="eager", output_loading_info=True
@@ -135,7 +138,7 @@ def test_a_pipeline_of_transformers_gives_the_scores_of_a_run(tmp_path, make, ou
     pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     pieces = tuple(piece if piece.strip() else "x" for piece in PIECES)
-    model = make(dataclasses.replace(random_checkpoint(heads=()), vocabulary=pieces, lower_case=True))
+    model = make(with_vocabulary(random_checkpoint(heads=()), tokens=pieces, lower_case=True))
     model.save(tmp_path / "run")
     predict = transformers.pipeline("text-classification", str(tmp_path / "run"), top_k=None)
     theirs = {row["label"]: row["score"] for row in predict(["unable a b"])[0]}

@@ -15,10 +15,11 @@ from random_checkpoints import (
     random_checkpoint,
     safetensors_folder,
     their_tensors,
+    with_vocabulary,
 )
 
 from bert_keras import checkpoints
-from bert_keras.checkpoints.variables import numpy_dtype
+from bert_keras.checkpoints.checkpoint import numpy_dtype
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.heads import MaskedLMHead
 
@@ -38,7 +39,7 @@ def test_old_names_no_prefix_buffers_and_repeated_tables(tmp_path):
     old["something.else"] = np.zeros(3, "float32")
     again = checkpoints.read(safetensors_folder(tmp_path / "old", old))
     assert again.unknown == ("something.else",)
-    assert_same(dataclasses.replace(again, unknown=(), vocabulary=PIECES), checkpoint)
+    assert_same(with_vocabulary(dataclasses.replace(again, unknown=()), tokens=PIECES), checkpoint)
     report = checkpoints.assign(again, BertEncoder(TINY))
     assert report.unused[-1] == "something.else"
     assert "something.else" in str(report)
@@ -62,7 +63,8 @@ def test_a_masked_lm_head_with_embeddings_of_its_own_is_left_out(tmp_path):
     assert {name for name in theirs if name.startswith("cls.predictions.")} == {*again.unknown}
     assert again.architecture is None
     assert_same(
-        dataclasses.replace(again, unknown=()), dataclasses.replace(checkpoint, tensors=left, vocabulary=None)
+        dataclasses.replace(again, unknown=()),
+        with_vocabulary(dataclasses.replace(checkpoint, tensors=left), tokens=None),
     )
     encoder = BertEncoder(TINY)
     assert "cls.predictions.decoder.weight" in checkpoints.assign(again, encoder).unused
@@ -75,7 +77,7 @@ def test_the_names_of_a_wrapped_module(tmp_path, prefix):
     checkpoint = random_checkpoint()
     theirs = {prefix + name: tensor for name, tensor in their_tensors(checkpoint).items()}
     again = checkpoints.read(safetensors_folder(tmp_path / "out", theirs))
-    assert_same(dataclasses.replace(again, vocabulary=PIECES), checkpoint)
+    assert_same(with_vocabulary(again, tokens=PIECES), checkpoint)
 
 
 def test_shards(tmp_path):
@@ -90,7 +92,7 @@ def test_shards(tmp_path):
         save_file({name: theirs[name] for name in part}, tmp_path / file)
     index = {"weight_map": {name: file for file, part in shards.items() for name in part}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert_same(checkpoints.read(tmp_path), dataclasses.replace(checkpoint, vocabulary=None))
+    assert_same(checkpoints.read(tmp_path), with_vocabulary(checkpoint, tokens=None))
     for bad in ("../model-1.safetensors", "/etc/passwd", "absent.safetensors"):
         index["weight_map"][names[0]] = bad
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -101,7 +103,7 @@ def test_shards(tmp_path):
 @pytest.mark.parity
 def test_pytorch_files_are_read_without_running_them(tmp_path):
     torch = pytest.importorskip("torch")
-    checkpoint = dataclasses.replace(random_checkpoint(), vocabulary=None)
+    checkpoint = with_vocabulary(random_checkpoint(), tokens=None)
     theirs = {name: torch.from_numpy(tensor) for name, tensor in their_tensors(checkpoint).items()}
     (tmp_path / "config.json").write_text(json.dumps(TINY.to_hugging_face()))
     torch.save(theirs, tmp_path / "pytorch_model.bin")

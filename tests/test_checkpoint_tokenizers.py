@@ -16,6 +16,7 @@ from random_checkpoints import (
     safetensors_folder,
     saves_with_keras,
     their_tensors,
+    with_vocabulary,
 )
 
 from bert_keras import checkpoints
@@ -27,9 +28,9 @@ guesses_the_case = pytest.mark.filterwarnings("ignore:.*do not say whether to lo
 @pytest.mark.parametrize("lower_case", [False, True])
 def test_the_tokenizer_comes_along(tmp_path, form, lower_case):
     """Its case too, which the pieces, all of them lower-case, do not tell."""
-    checkpoint = dataclasses.replace(random_checkpoint(), lower_case=lower_case)
+    checkpoint = with_vocabulary(random_checkpoint(), lower_case=lower_case)
     checkpoints.write(checkpoint, tmp_path / "out", format=form)
-    assert checkpoints.read(tmp_path / "out").lower_case is lower_case
+    assert checkpoints.read(tmp_path / "out").vocabulary.lower_case is lower_case
     for path in (tmp_path / "out", tmp_path / "out" / "vocab.txt"):
         tokenizer = checkpoints.load_tokenizer(path)
         assert (tokenizer.vocabulary, tokenizer.lower_case) == (PIECES, lower_case)
@@ -68,12 +69,7 @@ def unused_filled(lines: list[str], count: int) -> list[str]:
 @guesses_the_case
 @pytest.mark.parametrize(
     ("name", "lower_case"),
-    [
-        ("uncased_30522", True),
-        ("cased_28996", False),
-        ("chinese_21128", True),
-        ("multi_cased_119547", False),
-    ],
+    [("uncased_30522", True), ("cased_28996", False), ("chinese_21128", True), ("multi_cased_119547", False)],
 )
 @pytest.mark.parametrize("count", [0, 1, 1000])
 def test_the_case_is_guessed_from_a_fraction_of_the_vocabulary(data_dir, tmp_path, name, lower_case, count):
@@ -101,7 +97,7 @@ def test_a_guessed_case_is_logged_once_and_a_setting_overrides_it(tmp_path):
 @pytest.mark.parametrize("form", ["hugging-face", "google", "model-garden"])
 def test_converting_a_folder_that_does_not_say_whether_it_is_cased(tmp_path, form):
     for pieces, lower_case in ((PIECES, True), ((*PIECES[:-1], "A"), False)):
-        checkpoint = dataclasses.replace(random_checkpoint(heads=()), vocabulary=pieces, lower_case=None)
+        checkpoint = with_vocabulary(random_checkpoint(heads=()), tokens=pieces, lower_case=None)
         checkpoints.write(checkpoint, tmp_path / "out", format=form, overwrite=True)
         settings = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
         assert settings["do_lower_case"] is lower_case  # transformers would take true for granted
@@ -111,7 +107,7 @@ def test_converting_a_folder_that_does_not_say_whether_it_is_cased(tmp_path, for
 @guesses_the_case
 def test_a_keras_hub_preset_has_its_tokenizer(tmp_path):
     keras_hub = pytest.importorskip("keras_hub")
-    checkpoint = dataclasses.replace(random_checkpoint(heads=()), lower_case=None)
+    checkpoint = with_vocabulary(random_checkpoint(heads=()), lower_case=None)
     checkpoints.write(checkpoint, tmp_path / "out", format="keras-hub")
     theirs = keras_hub.models.BertTokenizer.from_preset(str(tmp_path / "out"))
     text = "UNABLE Á b"
@@ -256,7 +252,7 @@ def test_another_tokenizer_class_is_named_and_the_weights_are_read(tmp_path, nam
     (tmp_path / "out" / "tokenizer_config.json").write_text("{}")
     content = json.loads(path.read_text()) | {"tokenizer_class": kind}
     path.write_text(json.dumps(content))
-    assert_same(checkpoints.read(tmp_path / "out"), dataclasses.replace(random_checkpoint(), vocabulary=None))
+    assert_same(checkpoints.read(tmp_path / "out"), with_vocabulary(random_checkpoint(), tokens=None))
     raises(
         ValueError,
         f"out/{name}: the checkpoint's tokenizer is {kind}, which is not supported",
@@ -315,7 +311,7 @@ def test_tokenizer_json_serves_where_vocab_txt_is_missing(tmp_path):
 )
 def test_a_tokenizer_of_another_kind_is_named_and_the_weights_are_read(tmp_path, files, said):
     config = dataclasses.replace(TINY, **KINDS["roberta"])
-    checkpoint = dataclasses.replace(random_checkpoint(config, heads=("masked_lm",)), vocabulary=None)
+    checkpoint = with_vocabulary(random_checkpoint(config, heads=("masked_lm",)), tokens=None)
     checkpoints.write(checkpoint, tmp_path / "out", format="hugging-face")
     for name, content in files.items():
         (tmp_path / "out" / name).write_text(json.dumps(content))
@@ -341,7 +337,7 @@ def test_a_tokenizer_of_another_kind_is_named_and_the_weights_are_read(tmp_path,
 )
 def test_tokenizer_settings_that_give_other_ids_are_refused(tmp_path, settings):
     checkpoints.write(
-        dataclasses.replace(random_checkpoint(), lower_case=True), tmp_path / "out", format="hugging-face"
+        with_vocabulary(random_checkpoint(), lower_case=True), tmp_path / "out", format="hugging-face"
     )
     path = tmp_path / "out" / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))

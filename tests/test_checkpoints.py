@@ -5,17 +5,20 @@ import json
 
 import numpy as np
 import pytest
-from random_checkpoints import GOLDEN, KINDS, PIECES, TINY, assert_same, random_checkpoint, saves_with_keras
+from random_checkpoints import (
+    GOLDEN,
+    KINDS,
+    PIECES,
+    TINY,
+    assert_same,
+    random_checkpoint,
+    saves_with_keras,
+    with_vocabulary,
+)
 
 from bert_keras import checkpoints
 from bert_keras.checkpoints import FORMATS
-from bert_keras.checkpoints.variables import (
-    Checkpoint,
-    Row,
-    head_shapes,
-    numpy_dtype,
-    variable_shapes,
-)
+from bert_keras.checkpoints.checkpoint import Checkpoint, Row, head_shapes, numpy_dtype, variable_shapes
 from bert_keras.config import BertConfig
 from bert_keras.config_files import MODEL_TYPES
 from bert_keras.errors import BertKerasError
@@ -29,6 +32,7 @@ from bert_keras.model.heads import (
     ReplacedTokenHead,
     SpanHead,
 )
+from bert_keras.text.vocabulary import Vocabulary
 
 
 def make_heads(encoder: BertEncoder) -> dict:
@@ -243,7 +247,7 @@ def test_the_model_type_written_is_the_first_that_holds_the_checkpoint(
     tmp_path, kind, heads, model_type, architecture
 ):
     checkpoint = random_checkpoint(dataclasses.replace(TINY, **KINDS[kind]), heads=heads)
-    checkpoint = dataclasses.replace(checkpoint, vocabulary=PADDING_SECOND)
+    checkpoint = with_vocabulary(checkpoint, tokens=PADDING_SECOND)
     left_out = checkpoints.write(checkpoint, tmp_path / "out", format="hugging-face")
     without = model_type == "electra" or (model_type == "distilbert" and "classifier" not in heads)
     assert left_out == (("pooler/kernel", "pooler/bias") if without else ())
@@ -258,7 +262,7 @@ def test_the_model_type_written_is_the_first_that_holds_the_checkpoint(
 def test_a_masked_lm_head_with_another_gelu(tmp_path, kind):
     """Theirs is written into the code: the head goes under our model_type, and is not read under theirs."""
     erf = random_checkpoint(dataclasses.replace(TINY, **KINDS[kind]), heads=("masked_lm",))
-    erf = dataclasses.replace(erf, vocabulary=None)
+    erf = with_vocabulary(erf, tokens=None)
     tanh = dataclasses.replace(erf, config=dataclasses.replace(erf.config, activation="gelu_tanh"))
     checkpoints.write(tanh, tmp_path / "ours", format="hugging-face")
     assert json.loads((tmp_path / "ours" / "config.json").read_text())["model_type"] == "bert_keras"
@@ -313,7 +317,7 @@ def test_assign_and_collect_are_inverse(tmp_path):
 @pytest.mark.parametrize("form", checkpoints.FORMATS)
 def test_labels_and_a_tokenizer_without_a_place_are_listed_as_left_out(tmp_path, form):
     checkpoint = dataclasses.replace(
-        random_checkpoint(heads=()), labels=("no", "yes"), vocabulary=None, other_tokenizer="a Unigram model"
+        random_checkpoint(heads=()), labels=("no", "yes"), vocabulary=Vocabulary(other="a Unigram model")
     )
     left_out = ("the tokenizer (a Unigram model)", "the labels")
     wanted = left_out[:1] if form == "hugging-face" else left_out
@@ -330,7 +334,7 @@ def test_keras_hub_preset_round_trip(tmp_path):
     again = checkpoints.read(tmp_path / "out")
     bare = {name: tensor for name, tensor in checkpoint.tensors.items() if name not in left_out}
     assert again.format == "keras-hub"
-    assert again.lower_case is False
+    assert again.vocabulary.lower_case is False
     assert_same(again, dataclasses.replace(checkpoint, tensors=bare))
     theirs = keras_hub.models.BertBackbone.from_preset(str(tmp_path / "out"))
     np.testing.assert_array_equal(
@@ -378,7 +382,7 @@ def test_model_garden_names_of_every_kind_of_root(tmp_path, save_root):
     (path / "bert_config.json").write_text(json.dumps(TINY.to_google()))
     again = checkpoints.read(path)
     assert again.format == "model-garden"
-    assert_same(again, dataclasses.replace(checkpoint, vocabulary=None))
+    assert_same(again, with_vocabulary(checkpoint, tokens=None))
 
 
 # --- what is in real files ---------------------------------------------------------------------------------
@@ -389,7 +393,11 @@ def test_real_bert_tiny_in_the_old_spelling(data_dir):
     checkpoint = checkpoints.read(folder)
     assert checkpoint.config == BertConfig.named("tiny", activation="gelu_erf")
     assert checkpoint.architecture == "ForMaskedLM"
-    assert (len(checkpoint.vocabulary), checkpoint.lower_case, checkpoint.unknown) == (30522, True, ())
+    assert (len(checkpoint.vocabulary.tokens), checkpoint.vocabulary.lower_case, checkpoint.unknown) == (
+        30522,
+        True,
+        (),
+    )
     with pytest.raises(ValueError, match="has no pooler/kernel, pooler/bias; fresh="):
         checkpoints.load_encoder(folder, log=lambda line: None)
     lines: list[str] = []

@@ -17,33 +17,32 @@ import tensorflow as tf
 from runs import ROOT, VOCABULARY, bare_environment, contents, run_command, shell_command
 
 from bert_keras import checkpoints
-from bert_keras.checkpoints.known_models import KNOWN
+from bert_keras.checkpoints.published import KNOWN
 from bert_keras.cli import main as cli
 from bert_keras.fields import Masking, given_settings, names_of
 from bert_keras.savedmodels.verify import ask
 from bert_keras.tasks.commands.finetuning import CHUNK
-from bert_keras.tasks.data.example_files import read_examples
-from bert_keras.tasks.hparams import (
-    OF_FEATURES,
-    Hparams,
-    PretrainHparams,
-    Sampling,
-)
+from bert_keras.tasks.data.tables import read_examples
+from bert_keras.tasks.hparams import OF_FEATURES, Hparams, Sampling
 from bert_keras.tasks.options import (
     TASK_OPTIONS,
     AblationOptions,
+    ApproachOptions,
     ClassifierOptions,
     ExportOptions,
     FeatureOptions,
     FillMaskOptions,
     GlueOptions,
     HubOptions,
+    PlanOptions,
     ProtocolOptions,
     ServerOptions,
     TriviaQaOptions,
     VocabularyOptions,
 )
+from bert_keras.tasks.pretraining.recipes import CLASSES as RECIPE_CLASSES
 from bert_keras.tasks.runs.run_folder import load_run
+from bert_keras.tasks.study.rows import NOT_IN_APPROACHES
 
 COMMANDS = (
     *(
@@ -77,6 +76,9 @@ TEXTS = [
 ]
 
 
+ABLATE = "ablate tasks --text t --vocab v --output o"
+
+
 @pytest.fixture
 def command(capfd):
     """Runs `bert-keras ...` in this process: exit code, standard output, standard error."""
@@ -105,8 +107,10 @@ def test_help_lists_every_command(command):
 
 def flags_of(name: str) -> dict[str, argparse.Action]:
     """The flags of a command, by the names that the parsed arguments have."""
-    (commands,) = (action.choices for action in cli.parser([name])._actions if action.dest == "command")
-    return {action.dest: action for action in commands[name]._actions}
+    parser = cli.parser([name.split()[0]])
+    for word in name.split():
+        (parser,) = (action.choices[word] for action in parser._actions if action.nargs == argparse.PARSER)
+    return {action.dest: action for action in parser._actions}
 
 
 @pytest.mark.parametrize(
@@ -125,7 +129,11 @@ def flags_of(name: str) -> dict[str, argparse.Action]:
         ("export", (ExportOptions,), ()),
         ("hub", (HubOptions,), ()),
         ("serve", (ServerOptions,), ()),
-        ("ablate", (AblationOptions,), ()),
+        ("pretrain", RECIPE_CLASSES, ()),
+        ("plan", (*RECIPE_CLASSES, PlanOptions), ()),
+        ("instances", (Sampling, Masking), ()),
+        ("ablate tasks", (*RECIPE_CLASSES, AblationOptions), ()),
+        ("ablate layers", (Hparams, *TASK_OPTIONS, ApproachOptions), (*NOT_IN_APPROACHES, "scale")),
         ("triviaqa", (TriviaQaOptions,), ()),
     ],
 )
@@ -133,6 +141,13 @@ def test_every_setting_is_a_flag(name, settings, without):
     flags = flags_of(name)
     assert {field for kind in settings for field in names_of(kind)} - {*without} <= {*flags}
     assert not {*without} & {*flags}
+
+
+def test_settings_of_a_recipe_in_help_have_its_defaults():
+    flags = flags_of("pretrain")
+    assert flags["phases"].help.endswith("(default: [[128, 0.9], [512, 0.1]])")
+    assert flags["dupe_factor"].help.endswith("(default: 1)"), "that of the recipe"
+    assert flags_of("instances")["max_predictions"].help.endswith("(default: 20)")
 
 
 def test_a_flag_that_is_not_given_leaves_the_default():
@@ -164,14 +179,12 @@ def test_help_lists_the_defaults_of_tasks(command):
 
 
 @pytest.mark.parametrize(
-    ("name", "kinds"),
-    [("pretrain", (PretrainHparams, Sampling, Masking)), ("instances", (Sampling, Masking))],
+    "command_line",
+    ["pretrain --text t --output o", "instances --text t --vocab v --output o", "plan", ABLATE],
 )
-def test_help_lists_every_setting_of_pre_training(command, name, kinds):
-    _, out, _ = command(name, "--help")
-    for setting in {field for kind in kinds for field in names_of(kind)} - {"seq_length"}:
-        assert re.search(rf"^    {setting} +\S", out, re.MULTILINE), setting
-    assert "(default: [[128, 0.9], [512, 0.1]])" in out or name == "instances"
+def test_the_flag_in_place_of_set_is_named(command, command_line):
+    code, _, err = command(*command_line.split(), "--set", "whole_word=true", "max_ngram=3")
+    assert code == 2 and err.endswith("error: --set is gone: give --whole-word, --max-ngram\n")
 
 
 @pytest.mark.parametrize(
@@ -181,21 +194,33 @@ def test_help_lists_every_setting_of_pre_training(command, name, kinds):
         (("fly",), "invalid choice: 'fly'"),
         (("convert",), "the following arguments are required: --from, --to"),
         (("info", "--fast"), "unrecognized arguments: --fast"),
-        (
-            ("evaluate", "--run", "x", "--batch-size", "many"),
-            "'many' was given; expected a whole number of at least 1",
-        ),
-        (
-            ("predict", "--run", "x", "--batch-size", "0"),
-            "'0' was given; expected a whole number of at least 1",
-        ),
-        (("fill-mask", "--checkpoint", "x", "--batch-size", "-1"), "'-1' was given; expected a whole number"),
+        (("evaluate", "--run", "x", "--batch-size", "many"), "--batch-size: invalid int value: 'many'"),
+        (("ablate", "--text", "x"), "invalid choice: 'x'"),
     ],
 )
 def test_wrong_flags(command, arguments, message):
     code, out, err = command(*arguments)
     assert (code, out) == (2, "")
     assert message in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "evaluate --run x",
+        "predict --run x",
+        "fill-mask --checkpoint x",
+        "finetune --task cola --checkpoint x",
+    ],
+)
+@pytest.mark.parametrize("rows", ["0", "-1"])
+def test_a_batch_has_a_row(command, line, rows, tmp_path):
+    output = ("--output", tmp_path / "out") if line.startswith("finetune") else ()
+    code, out, err = command(*line.split(), *output, "--batch-size", rows)
+    assert (code, out) == (1, "")
+    assert (
+        err == f"bert-keras: error: batch_size is {rows}; batch_size must be a whole number of at least 1.\n"
+    )
 
 
 def test_a_fresh_process_keeps_tensorflow_quiet(sst2):
@@ -322,7 +347,7 @@ def test_tasks_of_two_texts_split_at_the_first_tab(tmp_path):
         ("x.csv", b'a,b\n0,"x\ny"\n1,"2\n', "x.csv, line 4: a quote is opened .* not closed"),
         # Two stray quotes, and all between them is one field.
         ("x.csv", b'a,b\n1,"2\n3,4\n5",6\n', r"x.csv, line 2: 3 column\(s\), expected 2"),
-        ("x.jsonl", b'{"a": "1", "b": 2}', "x.jsonl, line 1: 'b' is 2; give text"),
+        ("x.jsonl", b'{"a": "1", "b": 2}', "x.jsonl, line 1: 'b' is 2, not text; give text"),
         ("x.jsonl", b'["a"]', "x.jsonl, line 1: a JSON list; give one object per line"),
         ("x.jsonl", b'\n{"a": ', "x.jsonl, line 2 is not JSON: Expecting value"),
         ("x.jsonl", b'{"a": "", "b": ""}\n{"a": ""}', "x.jsonl, line 2: no 'b'; the fields are 'a'"),
@@ -379,7 +404,7 @@ def test_convert_there_and_back(command, sst2, tmp_path):
     code, out, err = command("convert", "--from", google, "--to", back)
     assert (code, out, err) == (0, f"google -> hugging-face: {count} tensors in {back}\n", "")
     end = checkpoints.read(back)
-    assert (start.config, start.vocabulary, start.lower_case) == (end.config, end.vocabulary, end.lower_case)
+    assert (start.config, start.vocabulary[:-1]) == (end.config, end.vocabulary[:-1])
     assert set(start.tensors) == set(end.tensors)
     assert all((start.tensors[name] == end.tensors[name]).all() for name in start.tensors)
 
@@ -557,7 +582,7 @@ def test_a_users_own_module_under_the_name_of_a_folder_of_ours_does_no_harm(invo
 
 @pytest.mark.long
 def test_a_users_own_tasks_py_does_not_replace_our_package(invoke, sst2):
-    settings = ("--vocab", sst2.checkpoint, "--seq-length", "16", "--masks", "--set", "whole_word=true")
+    settings = ("--vocab", sst2.checkpoint, "--seq-length", "16", "--masks", "--whole-word")
     done = run_in(
         invoke,
         *("-m", "bert_keras", "instances", "--text", "corpus.txt", "--output", "out", *settings),
@@ -584,11 +609,7 @@ def test_a_segmenter_that_an_installed_module_hides_is_named(invoke, sst2, comma
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("streams", "code", "said"),
-    [
-        ("info RUN >&-", 0, ""),
-        ("info RUN 2>&-", 0, "hidden_size"),
-        ("info nowhere >&- 2>&- <&-", 1, ""),
-    ],
+    [("info RUN >&-", 0, ""), ("info RUN 2>&-", 0, "hidden_size"), ("info nowhere >&- 2>&- <&-", 1, "")],
 )
 def test_closed_streams(sst2, streams, code, said):
     line = f"{sys.executable} -m bert_keras {streams.replace('RUN', str(sst2.run))}"

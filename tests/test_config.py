@@ -10,13 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bert_keras.checkpoints.variables import variable_shapes
-from bert_keras.config import (
-    ACTIVATIONS,
-    SIZES,
-    VARIANTS,
-    BertConfig,
-)
+from bert_keras.checkpoints.checkpoint import variable_shapes
+from bert_keras.config import ACTIVATIONS, SIZES, VARIANTS, BertConfig
 from bert_keras.config_files import MODEL_TYPES
 
 SMALL = BertConfig(
@@ -76,7 +71,10 @@ def test_the_defaults_are_berts():
         ({"pooler_activation": None}, "pooler_activation is None; pooler_activation must be one of .* relu"),
         ({"embedding_size": 0}, "embedding_size is 0"),
         ({"num_heads": 3}, "hidden_size 8 is not a multiple of num_heads 3"),
-        ({"hidden_dropout": 1.0}, r"hidden_dropout is 1.0; hidden_dropout must be a rate in \[0, 1\)"),
+        (
+            {"hidden_dropout": 1.0},
+            "hidden_dropout is 1.0; hidden_dropout must be a .* at least 0 and below 1",
+        ),
         ({"attention_dropout": -0.1}, "attention_dropout is -0.1"),
         ({"classifier_dropout": 2}, "classifier_dropout is 2"),
         ({"initializer_range": 0}, "initializer_range is 0"),
@@ -509,10 +507,3 @@ def test_config_and_features_import_nothing_heavy():
     root = Path(__file__).parents[1]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
     assert done.stdout.strip() == "[]"
-
-
-def test_a_field_of_a_later_version_is_written_only_where_it_is_not_the_default():
-    """The configs in folders of earlier versions stay equal."""
-    config = BertConfig.named("tiny")
-    assert "pooler_activation" not in config.to_dict()
-    assert dataclasses.replace(config, pooler_activation="relu").to_dict()["pooler_activation"] == "relu"

@@ -16,19 +16,14 @@ from bert_keras.features import EXAMPLE_INDEX, INPUT_MASK, WORD_INDEX
 from bert_keras.savedmodels.servable import Servable
 from bert_keras.savedmodels.verify import ask, compare
 from bert_keras.tasks.batches import dataset, predict
-from bert_keras.tasks.data.tag_schemes import (
-    SCHEMES,
-    convert,
-    entities_of,
-    tags_of,
-)
+from bert_keras.tasks.data.conll import SCHEMES, convert_tags, find_entities, write_tags
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.problems.tagging import Conll
+from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.runs.run_folder import evaluate, load_run
 from bert_keras.text.preprocessing import Preprocessor
-from bert_keras.text.word_splitting import split_text, split_tokens
 from bert_keras.text.wordpiece import WordPiece
+from bert_keras.text.words import split_text, split_tokens
 
 LABELS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
 OF_WORD = {"actor": "PER", "plot": "LOC", "film": "LOC"}  # what the training file has to teach
@@ -39,7 +34,7 @@ def sentences(count: int, *, seed: int) -> list[list[str]]:
 
 
 def tagged(words: list[str], scheme: str) -> list[str]:
-    return convert([f"I-{OF_WORD[word]}" if word in OF_WORD else "O" for word in words], scheme)
+    return convert_tags([f"I-{OF_WORD[word]}" if word in OF_WORD else "O" for word in words], scheme)
 
 
 def write_file(path, documents: list[list[list[str]]], *, scheme: str = "IOB1", marks: bool = True) -> None:
@@ -91,7 +86,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(folder, tmp_path_factory):
     place = tmp_path_factory.mktemp("run")
-    task = Conll.open("conll2003", folder, doc_stride=8)
+    task = Tagging.open("conll2003", folder, doc_stride=8)
     hparams = Hparams(batch_size=4, epochs=1, learning_rate=1e-3, seq_length=24)
     results = finetune(
         task,
@@ -122,12 +117,12 @@ def test_entities_and_schemes_agree_with_a_second_implementation():
     letters = [f"{prefix}-{kind}" for prefix in "BIES" for kind in ("PER", "LOC-X")]
     for _ in range(500):
         tags = draw.choices([*letters, "O", "O", "O"], k=draw.randint(1, 12))
-        entities = entities_of(tags)
+        entities = find_entities(tags)
         assert entities == entities_by_hand(tags)
         for scheme in SCHEMES:
-            written = tags_of(entities, length=len(tags), scheme=scheme)
-            assert entities_of(written) == entities_by_hand(written) == entities
-            assert convert(tags, scheme) == written
+            written = write_tags(entities, length=len(tags), scheme=scheme)
+            assert find_entities(written) == entities_by_hand(written) == entities
+            assert convert_tags(tags, scheme) == written
 
 
 @pytest.mark.parametrize(
@@ -140,14 +135,14 @@ def test_entities_and_schemes_agree_with_a_second_implementation():
 )
 def test_the_same_entities_in_each_scheme(scheme, tags):
     entities = [("A", 0, 1), ("A", 2, 3), ("A", 5, 5), ("B", 6, 7)]
-    assert entities_of(tags.split()) == entities
-    assert tags_of(entities_of(tags.split()), length=8, scheme=scheme) == tags.split()
+    assert find_entities(tags.split()) == entities
+    assert write_tags(find_entities(tags.split()), length=8, scheme=scheme) == tags.split()
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_scheme_is_detected_from_the_training_file(scheme, tmp_path):
     write_file(tmp_path / "train.txt", [sentences(40, seed=1)], scheme=scheme)
-    task = Conll.open("conll2003", tmp_path)
+    task = Tagging.open("conll2003", tmp_path)
     assert task.scheme == scheme
     assert task.label_names == LABELS
     raw = next(task.examples("train").as_numpy_iterator())
@@ -163,7 +158,7 @@ def test_documents_and_sentences(tmp_path):
     read = {
         context: [
             raw["tokens"].decode()
-            for raw in Conll.open("conll2003", tmp_path, context=context)
+            for raw in Tagging.open("conll2003", tmp_path, context=context)
             .examples("train")
             .as_numpy_iterator()
         ]
@@ -175,7 +170,7 @@ def test_documents_and_sentences(tmp_path):
 def test_comments_before_a_sentence_are_no_words(tmp_path):
     text = "# id 3f8a\tdomain=en\nAda B-PER\n# O\n\n# source: a # list\nRome B-LOC\n\n# O\n1 O\n"
     (tmp_path / "train.txt").write_text(text)
-    examples = Conll.open("conll2003", tmp_path, context="sentence").examples("train")
+    examples = Tagging.open("conll2003", tmp_path, context="sentence").examples("train")
     assert [raw["tokens"].decode() for raw in examples.as_numpy_iterator()] == ["Ada #", "Rome", "# 1"]
 
 
@@ -200,25 +195,25 @@ BAD = {
 def test_bad_files(content, message, tmp_path):
     (tmp_path / "train.txt").write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        Conll.open("conll2003", tmp_path)
+        Tagging.open("conll2003", tmp_path)
 
 
 def test_bad_settings(tmp_path):
     with pytest.raises(ValueError, match="context is 'page'; .* document, sentence"):
-        Conll(LABELS, scheme="IOB2", context="page")
+        Tagging(LABELS, scheme="IOB2", context="page")
     with pytest.raises(FileNotFoundError, match="has no file for the validation split"):
-        Conll(LABELS, scheme="IOB2", source=tmp_path).examples("validation")
+        Tagging(LABELS, scheme="IOB2", source=tmp_path).examples("validation")
 
 
 def test_tags_outside_the_scheme_or_the_labels_are_counted(tmp_path):
     (tmp_path / "dev.txt").write_text("-DOCSTART-\n\nAda B-PER\nX I-LOC\nY B-LOC\n\nB I-PER\nZ B-ORG")
-    task = Conll(LABELS, scheme="IOB1", source=tmp_path)
+    task = Tagging(LABELS, scheme="IOB1", source=tmp_path)
     with pytest.warns() as caught:
         raw = next(task.examples("validation").batch(1).as_numpy_iterator())
     misfit, unknown = (str(warning.message).partition("dev.txt")[2] for warning in caught)
     assert re.match(", line 3: .* 2 tags .* IOB1", misfit) and re.match(r": 1 words .* \(B-ORG\)", unknown)
     assert raw["tags"].tolist() == [b"B-PER B-LOC B-LOC\nB-PER B-ORG"]
-    assert task.labels_of(raw).to_list() == [[2, 1, 1, 2, -1]]
+    assert task.look_up_labels(raw).to_list() == [[2, 1, 1, 2, -1]]
 
 
 SPLITS = {
@@ -263,7 +258,7 @@ def test_splitting_tokens():
 @pytest.mark.parametrize(("seq_length", "doc_stride", "words"), [(12, 3, 90), (16, 100, 64), (512, 128, 900)])
 def test_every_word_is_labelled_once(tokenizer, seq_length, doc_stride, words):
     """A model that answers what is labelled predicts every tag of documents far longer than a window."""
-    task = Conll(LABELS, scheme="IOB2", doc_stride=doc_stride)
+    task = Tagging(LABELS, scheme="IOB2", doc_stride=doc_stride)
     preprocess = Preprocessor(tokenizer, seq_length=seq_length, pad_to_longest=True)
     raw = stacked(document_of(words, seed=1), document_of(1, seed=2), document_of(words // 2, seed=3))
     features = task.features(preprocess, raw)
@@ -284,7 +279,7 @@ def test_every_word_is_labelled_once(tokenizer, seq_length, doc_stride, words):
 
 
 def test_a_sentence_longer_than_512(tokenizer):
-    task = Conll(LABELS, scheme="IOB2", context="sentence")
+    task = Tagging(LABELS, scheme="IOB2", context="sentence")
     raw = {
         "tokens": tf.constant([" ".join(["actor"] * 700)]),
         "tags": tf.constant([" ".join(["B-PER"] * 700)]),
@@ -295,7 +290,7 @@ def test_a_sentence_longer_than_512(tokenizer):
 
 def test_words_are_read_with_context_on_both_sides(tokenizer):
     """Stride 8 in windows of 22 tokens: inside a document a word has at least (22 - 8) / 2 tokens on either side."""
-    task = Conll(LABELS, scheme="IOB2", doc_stride=8)
+    task = Tagging(LABELS, scheme="IOB2", doc_stride=8)
     words = " ".join(["actor"] * 120)
     features = task.features(Preprocessor(tokenizer, seq_length=24), {"tokens": tf.constant([words])})
     index = features[WORD_INDEX].numpy()
@@ -310,7 +305,7 @@ def test_a_document_is_read_as_one(tokenizer, folder):
     preprocess = Preprocessor(tokenizer, seq_length=48, pad_to_longest=True)
     lengths = {}
     for context in ("document", "sentence"):
-        task = Conll.open("conll2003", folder, context=context)
+        task = Tagging.open("conll2003", folder, context=context)
         raw = next(iter(task.examples("validation").batch(1)))
         lengths[context] = int(tf.reduce_sum(task.features(preprocess, raw)[INPUT_MASK]))
         words = raw["tokens"].numpy()[0].decode().split()
@@ -320,7 +315,7 @@ def test_a_document_is_read_as_one(tokenizer, folder):
 
 def test_decoded_entities_agree_with_seqeval(tokenizer):
     """Any tags: entities, their bytes and the mean of their words' probabilities."""
-    task = Conll(LABELS, scheme="IOB2", doc_stride=5)
+    task = Tagging(LABELS, scheme="IOB2", doc_stride=5)
     preprocess = Preprocessor(tokenizer, seq_length=20)
     raw = stacked(*[document_of(words, seed=words) for words in (40, 3, 1, 17)])
     features = task.features(preprocess, raw)
@@ -351,7 +346,7 @@ def test_decoded_entities_agree_with_seqeval(tokenizer):
 
 def test_measures_agree_with_seqeval():
     draw = random.Random(0)
-    task = Conll(LABELS, scheme="IOB2")
+    task = Tagging(LABELS, scheme="IOB2")
     rows = [[[draw.choices(LABELS, k=n) for n in (5, 1, 9)] for _ in range(30)] for _ in range(2)]
     gold, predicted = (
         np.array(["\n".join(map(" ".join, document)).encode() for document in side], object) for side in rows
@@ -377,7 +372,7 @@ def test_training_learns_and_reloads(run):
         "context": "document",
         "doc_stride": 8,
     }
-    assert Conll.from_json(json.loads(json.dumps(kept))).to_json() == kept
+    assert Tagging.from_json(json.loads(json.dumps(kept))).to_json() == kept
 
 
 def test_batches_contain_every_word_once(run):
@@ -414,7 +409,7 @@ def test_predicting_raw_text(run):
 
 def test_report(run):
     loaded, _ = run
-    task = Conll(LABELS, scheme="IOB2")
+    task = Tagging(LABELS, scheme="IOB2")
     gold = {"tags": np.array([b"B-PER O\nO B-LOC I-LOC"], object)}
     predictions = {
         "tags": np.array([b"B-PER O\nB-LOC B-LOC O"], object),
@@ -465,19 +460,19 @@ def test_tensorflow_datasets(tmp_path):
         )
 
     with tfds.testing.mock_data(as_dataset_fn=made, data_dir=str(tmp_path)):
-        task = Conll.open("conll2003", None, context="sentence")
+        task = Tagging.open("conll2003", None, context="sentence")
         assert {*names[1:]} >= {*task.label_names[1:]} and len(task.label_names) == 3
         tokens = [raw["tokens"] for raw in task.examples("validation").as_numpy_iterator()]
         assert tokens == [b"Ada Lovelace", b"met"]
         with pytest.raises(ValueError, match="-DOCSTART- lines.*give --context sentence"):
-            Conll.open("conll2003", None)
+            Tagging.open("conll2003", None)
 
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*do not fit IOB1")  # two tags of eng.train
 def test_the_real_files(data_dir):
     folder = data_dir / "conll2003"
-    task = Conll.open("conll2003", folder)
+    task = Tagging.open("conll2003", folder)
     assert task.scheme == "IOB1"
     assert [label[2:] for label in task.label_names[1:5]] == ["LOC", "MISC", "ORG", "PER"]
     counts = {}
@@ -485,6 +480,6 @@ def test_the_real_files(data_dir):
         raw = list(task.examples(split).as_numpy_iterator())
         tags = [row.split() for example in raw for row in example["tags"].decode().split("\n")]
         counts[split] = len(raw), len(tags), sum(len(get_entities(row)) for row in tags)
-        alone = Conll(task.label_names, scheme="IOB1", context="sentence", source=folder)
+        alone = Tagging(task.label_names, scheme="IOB1", context="sentence", source=folder)
         assert len(alone.examples(split)) == len(tags)
     assert counts == {"train": (946, 14041, 23499), "validation": (216, 3250, 5942)}

@@ -13,9 +13,8 @@ import pytest
 import tensorflow as tf
 
 from bert_keras.tasks.pretraining import corpus_files
-from bert_keras.tasks.pretraining.corpus import Corpus, open_corpora
-from bert_keras.tasks.pretraining.sentences import split_sentences
-from bert_keras.tasks.pretraining.wiki import wiki_paragraphs
+from bert_keras.tasks.pretraining.corpus import Corpus, open_corpora, split_sentences
+from bert_keras.tasks.pretraining.corpus_files import wiki_paragraphs
 
 TEXT = "Ann saw Dr. Bo. He ran.\nIt rained.\n\n\nA new one\ngoes on.\n"
 DOCUMENTS = {

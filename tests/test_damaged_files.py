@@ -25,8 +25,8 @@ from bert_keras.features import (
     NEXT_SENTENCE_LABEL,
     TFRECORD_NAMES,
 )
-from bert_keras.tasks.pretraining.read_records import read_records
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.pretraining.records import read_records
+from bert_keras.tasks.problems.classification import TextClassification
 
 
 def damage(path, change, *, record=15):
@@ -100,7 +100,11 @@ def test_a_parquet_file_whose_text_is_not_utf8_is_refused(tmp_path, part):
     assert right in data
     path.write_bytes(data.replace(right, wrong))
     with pytest.raises(BertKerasError, match="train.parquet (cannot be read|is not a Parquet file)") as error:
-        list(Glue.open("custom", path, text_column=["text"], label_column="label").examples("train"))
+        list(
+            TextClassification.open("custom", path, text_column=["text"], label_column="label").examples(
+                "train"
+            )
+        )
     assert "\n" not in str(error.value)
 
 

@@ -16,17 +16,9 @@ from bert_keras.features import (
     START_BYTES,
 )
 from bert_keras.model.encoder import BertEncoder
-from bert_keras.tasks.batches import (
-    batches,
-    cardinality,
-    dataset,
-    predict,
-    predictor,
-    take_examples,
-)
-from bert_keras.tasks.data.glue_rows import ROWS
+from bert_keras.tasks.batches import batches, cardinality, dataset, predict, predictor, take_examples
 from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.text.preprocessing import Preprocessor, pad_batches
 from bert_keras.text.wordpiece import WordPiece
 
@@ -46,7 +38,9 @@ def preprocess(tokenizer):
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory):
-    return Glue(ROWS["sst2"], runs.write_data(tmp_path_factory.mktemp("sst2") / "data", "sst2", count=COUNT))
+    return TextClassification.open(
+        "sst2", runs.write_data(tmp_path_factory.mktemp("sst2") / "data", "sst2", count=COUNT)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +155,7 @@ def test_cardinality_of_data_sets_of_unknown_size(examples):
 def test_predict_keeps_the_order_in_one_trace(task, preprocess, examples):
     traces, steps = [], []
 
-    class Counting(Glue):
+    class Counting(TextClassification):
         def decode(self, outputs, features, raw):
             traces.append(features[INPUT_WORD_IDS].shape)
             return super().decode(outputs, features, raw)
@@ -170,7 +164,12 @@ def test_predict_keeps_the_order_in_one_trace(task, preprocess, examples):
     model = task.model(BertEncoder(config, outputs=(POOLED_OUTPUT,)))
     some = examples.take(100)
     decoded, raw = predict(
-        Counting(task.row, task.source), preprocess, model, some, batch_size=BATCH, progress=steps.append
+        Counting.open(task.name, task.source),
+        preprocess,
+        model,
+        some,
+        batch_size=BATCH,
+        progress=steps.append,
     )
     assert traces == [(None, None)]
     assert sum(steps) == 100 and max(steps) == BATCH
@@ -183,13 +182,13 @@ def test_predict_keeps_the_order_in_one_trace(task, preprocess, examples):
 def test_a_predictor_is_traced_once(task, preprocess, examples):
     traces = []
 
-    class Counting(Glue):
+    class Counting(TextClassification):
         def decode(self, outputs, features, raw):
             traces.append(features[INPUT_WORD_IDS].shape)
             return super().decode(outputs, features, raw)
 
     model = task.model(BertEncoder(BertConfig(**runs.SIZES), outputs=(POOLED_OUTPUT,)))
-    counting = Counting(task.row, task.source)
+    counting = Counting.open(task.name, task.source)
     whole, _ = predict(task, preprocess, model, examples.take(30), batch_size=8)
     ask = predictor(counting, preprocess, model)
     chunks = [
@@ -201,7 +200,7 @@ def test_a_predictor_is_traced_once(task, preprocess, examples):
     np.testing.assert_allclose(joined, whole["probabilities"], atol=1e-6)
 
 
-class Windowed(Glue):
+class Windowed(TextClassification):
     """Every sentence in windows of 5 tokens; the label of a window is where it starts, in bytes."""
 
     windowed = True
@@ -223,7 +222,7 @@ class Windowed(Glue):
 
 @pytest.fixture(scope="module")
 def windowed(task):
-    return Windowed(task.row, task.source)
+    return Windowed.open(task.name, task.source)
 
 
 @pytest.fixture(scope="module")

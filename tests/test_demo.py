@@ -123,20 +123,20 @@ def test_a_folder_that_another_process_completed_is_not_downloaded_again(
     carrier, downloads, tmp_path, monkeypatch
 ):
     _, made = carrier
-    folder, whole_folder = tmp_path / "carrier-1.0", demo.whole_folder
+    folder, atomic_folder = tmp_path / "carrier-1.0", demo.atomic_folder
 
     def late(path, **options):
         folder.mkdir()
         (folder / ".complete").touch()
-        return whole_folder(path, **options)
+        return atomic_folder(path, **options)
 
-    monkeypatch.setattr(demo, "whole_folder", late)
+    monkeypatch.setattr(demo, "atomic_folder", late)
     assert demo.fetch(made, tmp_path) == folder and not downloads
 
 
 def test_a_wrong_seed_is_refused_before_the_download(tmp_path, downloads, capfd):
     code, _, err = runs.run_command(capfd, "demo", "--seed", "-1", "--work", tmp_path / "work")
-    assert code == 1 and "seed is -1; seed must be at least 0" in err
+    assert code == 1 and "seed is -1; seed must be a whole number of at least 0" in err
     assert not downloads and not (tmp_path / "work").exists()
 
 

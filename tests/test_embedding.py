@@ -6,12 +6,7 @@ import tensorflow as tf
 from exports import untrained
 from runs import texts, write_checkpoint
 
-from bert_keras.features import (
-    ENCODER_OUTPUTS,
-    EXAMPLE_INDEX,
-    INPUT_MASK,
-    WORD_INDEX,
-)
+from bert_keras.features import ENCODER_OUTPUTS, EXAMPLE_INDEX, INPUT_MASK, WORD_INDEX
 from bert_keras.tasks.batches import predict
 from bert_keras.tasks.problems.embedding import Embedding, WordEmbedding
 from bert_keras.tasks.runs.run_folder import run_of

@@ -23,19 +23,9 @@ from bert_keras.features import (
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
-from bert_keras.model.encoder import (
-    BertEncoder,
-    encoder_inputs,
-    gather_positions,
-    pooled_position,
-)
+from bert_keras.model.encoder import BertEncoder, encoder_inputs, gather_positions, pooled_position
 from bert_keras.model.heads import ClassifierHead, MaskedLMHead, NextSentenceHead
-from bert_keras.model.layers import (
-    ACTIVATIONS,
-    Block,
-    Dense,
-    LayerNorm,
-)
+from bert_keras.model.layers import ACTIVATIONS, Block, Dense, LayerNorm
 
 
 def lively(config, **arguments):

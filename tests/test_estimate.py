@@ -16,9 +16,9 @@ import tensorflow as tf
 from bert_keras.config import BertConfig
 from bert_keras.features import POOLED_OUTPUT
 from bert_keras.model.encoder import BertEncoder
-from bert_keras.optimization.pretrainers import pretrainer_of
+from bert_keras.optimization.pretrainers import choose_pretrainer
 from bert_keras.tasks.pretraining.estimate import HEADS, Memory, estimate
-from bert_keras.tasks.pretraining.recipe_objectives import OBJECTIVES, kinds_of, objectives_for
+from bert_keras.tasks.pretraining.model import OBJECTIVES, make_objectives, objective_classes
 from bert_keras.tasks.pretraining.recipes import RECIPES
 from bert_keras.text.masking import Pieces
 from bert_keras.text.wordpiece import WordPiece
@@ -34,9 +34,9 @@ def settings(name, **changes):
 
 
 def model_of(recipe, config):
-    objectives = objectives_for(recipe, 32, pieces=PIECES)
+    objectives = make_objectives(recipe, 32, pieces=PIECES)
     encoder = BertEncoder(config, outputs=tuple(dict.fromkeys(one.reads for one in objectives)))
-    return pretrainer_of(kinds_of(recipe)).of(encoder, objectives)
+    return choose_pretrainer(objective_classes(recipe)).of(encoder, objectives)
 
 
 def count(variables):
@@ -139,7 +139,7 @@ def test_plans_that_cannot_train(changes, options, message):
 
 def test_command(tmp_path, capfd):
     (tmp_path / "config.json").write_text(json.dumps(BertConfig(vocab_size=100, **SMALL).to_hugging_face()))
-    command = ["plan", "--checkpoint", tmp_path, "--set", "seq_length=32", "steps=10", "--teraflops", "2"]
+    command = ["plan", "--checkpoint", tmp_path, "--seq-length", "32", "--steps", "10", "--teraflops", "2"]
     code, out, err = runs.run_command(capfd, *command, "--batch-size", "8", "--json")
     assert code == 0, err
     recipe, config = settings("bert")
@@ -151,16 +151,8 @@ def test_command(tmp_path, capfd):
     code, out, err = runs.run_command(capfd, "plan", "--size", "tiny", "--devices", "8")
     assert code == 0 and "32 tokens" not in out and "900,000" in out and "activations" in out, err
     code, _, err = runs.run_command(capfd, "plan", "--devices", "0")
-    assert code == 1 and "--devices is 0; give a number over 0" in err
-    again = [
-        "--set",
-        "seq_length=32",
-        "steps=10",
-        "batch_size=8",
-        "micro_batch=2",
-        "rematerialize=true",
-        "--json",
-    ]
+    assert code == 1 and "devices is 0; devices must be a whole number of at least 1" in err
+    again = "--seq-length 32 --steps 10 --batch-size 8 --micro-batch 2 --rematerialize --json".split()
     code, out, err = runs.run_command(capfd, "plan", "--checkpoint", tmp_path, *again)
     assert code == 0, err
     wanted = estimate(recipe, config, micro_batch=2, rematerialize=True).to_json()
@@ -169,25 +161,6 @@ def test_command(tmp_path, capfd):
     assert code == 1 and "size and a checkpoint were given" in err
     code, _, err = runs.run_command(capfd, "plan", "--checkpoint", "bert-base-uncased")
     assert code == 1 and "bert-base-uncased is no file or folder" in err and "--size" in err
-
-
-@pytest.mark.parametrize(
-    ("given", "named"),
-    [
-        (["--batch-size", "16", "--set", "batch_size=8"], "batch_size is given as 16 and as 8"),
-        (["--size", "base", "--set", "size=tiny"], "size is given as base and as tiny"),
-        (["--micro-batch", "2", "--set", "micro_batch=4"], "micro_batch is given as 2 and as 4"),
-        (["--rematerialize", "--set", "rematerialize=false"], "rematerialize is given as true and as false"),
-        (["--set", "steps=10", "steps=20"], "steps is given as 10 and as 20"),
-    ],
-)
-def test_a_setting_that_is_given_twice_is_refused_unless_the_values_are_equal(given, named, capfd):
-    code, out, err = runs.run_command(capfd, "plan", *given)
-    assert (code, out) == (1, "") and f"{named}; give it once" in err
-    equal = [part.replace("=8", "=16").replace("=tiny", "=base").replace("=4", "=2") for part in given]
-    equal = [part.replace("=false", "=true").replace("=20", "=10") for part in equal]
-    code, _, err = runs.run_command(capfd, "plan", *equal)
-    assert code == 0, err
 
 
 def test_no_tensorflow_is_needed():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_keras.tasks.pretraining.example_protos import serialize_examples
+from bert_keras.tasks.pretraining.write_records import serialize_examples
 
 
 def by_protobuf(columns):

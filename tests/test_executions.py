@@ -13,10 +13,9 @@ from trainings import QUICK, place, start  # noqa: F401
 
 from bert_keras.errors import BertKerasError, LossDiverged
 from bert_keras.optimization.training_model import TrainingModel
-from bert_keras.tasks.data.glue_rows import ROWS
-from bert_keras.tasks.pretraining.pretrain import pretrain
+from bert_keras.tasks.pretraining.pretrain import Pretraining, pretrain
 from bert_keras.tasks.pretraining.recipes import RECIPES
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.training.saver import Saver
 from bert_keras.text.wordpiece import WordPiece
 
@@ -45,7 +44,10 @@ def difference(run, other):
 
 @pytest.mark.long
 def test_a_fine_tuning_in_executions_saves_at_their_ends_and_resumes_with_the_same_bits(place, monkeypatch):  # noqa: F811
-    task, three = Glue(ROWS["sst2"], place / "reviews"), dataclasses.replace(HPARAMS, steps_per_execution=3)
+    task, three = (
+        TextClassification.open("sst2", place / "reviews"),
+        dataclasses.replace(HPARAMS, steps_per_execution=3),
+    )
     plain = start(task, place, hparams=HPARAMS, output="plain")
     with monkeypatch.context() as patch:
         found = calls_of(patch, Saver)
@@ -68,21 +70,18 @@ def test_a_fine_tuning_in_executions_saves_at_their_ends_and_resumes_with_the_sa
     assert weights[0] == weights[1]
 
 
-def test_a_single_step_in_an_execution_is_no_part_of_the_identity():
-    assert HPARAMS.identity() == dataclasses.replace(HPARAMS, steps_per_execution=1).identity()
-    assert "steps_per_execution" not in HPARAMS.identity()
-
-
 def pretrained(output, *, snapshots=(), **settings):
     settings = SETTINGS | {"steps": 8, "log_every": 2, "eval_every": 4} | settings
     return pretrain(
-        recipe=RECIPES["bert"].changed(**settings),
-        documents=documents(),
-        held_out=0.3,
-        tokenizer=WordPiece(runs.VOCABULARY),
-        output=output,
+        Pretraining(
+            recipe=RECIPES["bert"].changed(**settings),
+            documents=documents(),
+            held_out=0.3,
+            tokenizer=WordPiece(runs.VOCABULARY),
+            snapshots=snapshots,
+        ),
+        output,
         save_every=3,
-        snapshots=snapshots,
         verbose=0,
         log=lambda line: None,
     )
@@ -118,7 +117,7 @@ def test_executions_that_do_not_end_where_a_pretraining_acts_are_refused(steps, 
 
 @pytest.mark.long
 def test_a_loss_that_diverges_inside_an_execution_is_found_at_its_end(place):  # noqa: F811
-    task = Glue(ROWS["sst2"], place / "reviews")
+    task = TextClassification.open("sst2", place / "reviews")
     diverging = {"learning_rate": 1e30, "warmup_proportion": 0.0, "batch_size": 4, "steps_per_execution": 4}
     hparams = dataclasses.replace(HPARAMS, **diverging)  # 24 steps in an epoch; the loss is read at the tenth
     with pytest.raises(LossDiverged) as error:

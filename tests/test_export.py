@@ -20,35 +20,22 @@ from runs import SIZES, VOCABULARY, contents, full_disk, run_command, texts
 from tensorflow.core.protobuf import saved_model_pb2
 
 from bert_keras.features import INPUT_MASK
-from bert_keras.io.atomic_folders import PARTIAL
+from bert_keras.io.folders import PARTIAL
 from bert_keras.savedmodels import op_support, reload
 from bert_keras.savedmodels.export import export, ops_of, servable_of
 from bert_keras.savedmodels.model_card import BATCHING, MODELS, model_card, server_files, tensors_of
-from bert_keras.savedmodels.verify import (
-    CARD,
-    SAMPLES,
-    ExportError,
-    ask,
-    compare,
-    verify_files,
-)
+from bert_keras.savedmodels.verify import CARD, SAMPLES, ExportError, ask, compare, verify_files
 from bert_keras.tasks.batches import predict
-from bert_keras.tasks.data.glue_rows import ROWS
-from bert_keras.tasks.pretraining.pretrain import pretrain
+from bert_keras.tasks.pretraining.pretrain import Pretraining, pretrain
 from bert_keras.tasks.pretraining.recipes import RECIPES
-from bert_keras.tasks.problems.choice import Swag
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.problems.embedding import Embedding, WordEmbedding
 from bert_keras.tasks.problems.fill_mask import FillMask
-from bert_keras.tasks.problems.question_answering import Squad
+from bert_keras.tasks.problems.multiple_choice import MultipleChoice
+from bert_keras.tasks.problems.question_answering import QuestionAnswering
 from bert_keras.tasks.runs.ensemble import load_runs
 from bert_keras.tasks.runs.run_card import facts_of
-from bert_keras.tasks.runs.run_folder import (
-    Run,
-    load_run,
-    run_of,
-    save_run,
-)
+from bert_keras.tasks.runs.run_folder import Run, load_run, run_of, save_run
 from bert_keras.tasks.task import model_inputs
 from bert_keras.text.wordpiece import WordPiece
 
@@ -140,7 +127,7 @@ def test_everything_is_inside_once_and_nothing_points_outside(exported):
     assert not re.findall(rb"/(?:home|root|tmp|usr|Users|var)/[\w./-]+", blob)
 
 
-class Undecided(Glue):
+class Undecided(TextClassification):
     """Decodes to other numbers in every process."""
 
     def decode(self, outputs, features, raw):
@@ -152,7 +139,7 @@ class Undecided(Glue):
 @pytest.mark.usefixtures("forked_answers")
 def test_versions_count_up_and_failures_leave_no_trace(exported, tmp_path):
     directory = tmp_path / "new" / "served"
-    undecided = dataclasses.replace(exported.run, task=Undecided(ROWS["sst2"]))
+    undecided = dataclasses.replace(exported.run, task=Undecided.open("sst2"))
     with pytest.raises(ExportError, match="^probabilities differs by .*1e-06"):
         export(undecided, directory)
     assert not list(tmp_path.iterdir())
@@ -210,7 +197,7 @@ def test_compare(answers, message):
 # Servers
 
 
-class Trimmed(Glue):
+class Trimmed(TextClassification):
     """Cuts pairs with an op of TensorFlow Text that only the newest server has."""
 
     def features(self, preprocess, raw):
@@ -220,7 +207,7 @@ class Trimmed(Glue):
 
 @pytest.mark.long
 def test_a_server_without_an_op_is_refused_before_anything_is_written(sst2, tmp_path):
-    run = untrained(Trimmed(ROWS["mnli"]), sst2.checkpoint)
+    run = untrained(Trimmed.open("mnli"), sst2.checkpoint)
     with pytest.raises(ValueError, match="^tfserving-2.19 .*RoundRobinTrim, .* 2.20;"):
         export(run, tmp_path / "new" / "served", target="tfserving-2.19")
     assert not list(tmp_path.iterdir())
@@ -341,14 +328,17 @@ def test_an_ensemble(exported, sst2, tmp_path):
 
 CARDS = {
     "squad": (
-        Squad("squad1.1"),
+        QuestionAnswering("squad1.1"),
         [
             "| task | squad1.1 (question answering) |",
             "windows, which start 128 tokens apart",
             "longest window",
         ],
     ),
-    "choice": (Swag(), ["| task | swag (multiple choice) |", "| input | context, endings |", "4 choices"]),
+    "choice": (
+        MultipleChoice(),
+        ["| task | swag (multiple choice) |", "| input | context, endings |", "4 choices"],
+    ),
     "fill-mask": (FillMask(), ["| task | fill mask |", "| settings | the 5 best tokens are listed |"]),
     "vectors": (Embedding(), ["| task | embedding |", "pooling: mean; layers: last"]),
 }
@@ -377,11 +367,13 @@ def test_the_measures_of_pre_training_are_the_held_out_ones(held_out, tmp_path):
     sizes = {name: size for name, size in SIZES.items() if name not in ("vocab_size", "initializer_range")}
     recipe = RECIPES["bert"].changed(**sizes, steps=2, batch_size=4, seq_length=32, held_out_instances=8)
     results = pretrain(
-        recipe=recipe,
-        tokenizer=WordPiece(VOCABULARY),
-        documents=[texts(8, seed=seed) for seed in range(12)],
-        held_out=held_out,
-        output=tmp_path,
+        Pretraining(
+            recipe=recipe,
+            tokenizer=WordPiece(VOCABULARY),
+            documents=[texts(8, seed=seed) for seed in range(12)],
+            held_out=held_out,
+        ),
+        tmp_path,
         verbose=0,
         log=lambda line: None,
     )

@@ -16,7 +16,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 from bert_keras.savedmodels import reload
 from bert_keras.savedmodels.export import save, servable_of
 from bert_keras.savedmodels.verify import NARROW
-from bert_keras.tasks.runs.run_precision import at_precision
+from bert_keras.tasks.runs.ensemble import at_precision
 
 SOURCE = Path(__file__).with_name("export_from_c.c")
 TEXTS = {

@@ -34,10 +34,7 @@ class Family:
     model_class: str
 
 
-FAMILIES = [
-    Family("roberta", write_roberta, "Roberta"),
-    Family("distilbert", write_distilbert, "DistilBert"),
-]
+FAMILIES = [Family("roberta", write_roberta, "Roberta"), Family("distilbert", write_distilbert, "DistilBert")]
 
 
 @pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.model_type)

@@ -1,6 +1,7 @@
-"""The feature-based approach: layers and their mix, the cache and what it refuses, the tagger, and the `features` command."""
+"""Vectors of a frozen encoder: layers and their mix, the cache and what it refuses, and the `features` command."""
 
 import dataclasses
+import itertools
 import json
 import random
 import subprocess
@@ -14,27 +15,17 @@ import tensorflow as tf
 
 import bert_keras.tasks.frozen.cache
 from bert_keras import checkpoints
-from bert_keras.errors import BertKerasError, LossDiverged
+from bert_keras.config import BertConfig
+from bert_keras.errors import BertKerasError
 from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_INPUTS, ENCODER_OUTPUTS
 from bert_keras.model.encoder import BertEncoder
+from bert_keras.model.feature_bilstm import FeatureBiLSTM, ScalarMix, bilstm_parameters
 from bert_keras.model.layer_choices import LAYERS, places_of
-from bert_keras.tasks.frozen.cache import extract, open_cache
-from bert_keras.tasks.frozen.extract import Extractor, Pieces, Words
+from bert_keras.tasks.frozen.cache import open_cache, writing_cache
 from bert_keras.tasks.frozen.extract_file import WRITERS, extract_file
-from bert_keras.tasks.frozen.parquet_file import read_groups, write_rows
-from bert_keras.tasks.frozen.tagger import (
-    ScalarMix,
-    load_tagger,
-    tagger_model,
-    train_tagger,
-)
-from bert_keras.tasks.hparams import TaggerHparams
-from bert_keras.tasks.metrics import entity_scores
-from bert_keras.tasks.problems.tagging import Conll
-from bert_keras.text.preprocessing import Preprocessor
+from bert_keras.tasks.frozen.extractor import Extractor, text_units
+from bert_keras.tasks.frozen.parquet_file import GroupFile, write_rows
 
-LABELS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
-OF_WORD = {"actor": "B-PER", "plot": "B-LOC", "film": "B-LOC"}
 HIDDEN, BLOCKS = 16, 4
 LINES = ["good film, dull actor!", "", "warm plot " * 40, "naïve \N{GRINNING FACE} \u200b x", "真好"]
 
@@ -45,35 +36,37 @@ def checkpoint(tmp_path_factory):
     return runs.write_checkpoint(tmp_path_factory.mktemp("features") / "checkpoint", **sizes)
 
 
-@pytest.fixture(scope="module")
-def task():
-    return Conll(LABELS, scheme="IOB2", doc_stride=8)
-
-
-def examples(count: int, *, seed: int, sentences: int = 3) -> tf.data.Dataset:
-    """Documents in which the word says its tag."""
+def examples(count: int, *, seed: int, sentences: int = 3) -> list[dict[str, bytes]]:
+    """Documents of words with tags."""
     draw = random.Random(seed)
     documents = [
         [text.split() for text in runs.texts(sentences, seed=draw.randrange(10**6))] for _ in range(count)
     ]
-    tags = [[[OF_WORD.get(word, "O") for word in row] for row in document] for document in documents]
-    return tf.data.Dataset.from_tensor_slices(
-        {
-            name: ["\n".join(map(" ".join, document)) for document in side]
-            for name, side in (("tokens", documents), ("tags", tags))
-        }
-    )
+    tags = [[["O"] * len(row) for row in document] for document in documents]
+    return [
+        {name: "\n".join(map(" ".join, side)).encode() for name, side in (("tokens", words), ("tags", own))}
+        for words, own in zip(documents, tags, strict=True)
+    ]
+
+
+def extract(texts, *, checkpoint, output, layers="0,1,2,3,4", seq_length=24, **settings):
+    """The cache of the words' vectors."""
+    source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
+    how = {
+        name: settings.pop(name, default) for name, default in (("shard_examples", 64), ("progress", print))
+    }
+    units = text_units("word", source, seq_length=seq_length, doc_stride=8)
+    places = places_of(layers, num_layers=source.config.num_layers)
+    extractor = Extractor(source=source, units=units, places=places, **settings)
+    with writing_cache(output, extractor, lambda: texts, **how) as cache:
+        return cache
 
 
 @pytest.fixture(scope="module")
-def caches(checkpoint, task, tmp_path_factory):
-    """Training and dev vectors, of every layer."""
-    folder = tmp_path_factory.mktemp("caches")
-    settings = {"checkpoint": checkpoint, "seq_length": 24, "shard_examples": 16}
-    return [
-        extract(task, examples(count, seed=count), output=folder / name, **settings)
-        for name, count in (("train", 100), ("dev", 20))
-    ]
+def cache(checkpoint, tmp_path_factory):
+    """Vectors of every layer."""
+    settings = {"checkpoint": checkpoint, "shard_examples": 16}
+    return extract(examples(40, seed=1), output=tmp_path_factory.mktemp("cache") / "cache", **settings)
 
 
 @pytest.mark.parametrize(
@@ -120,18 +113,21 @@ def outputs_of(checkpoint, features) -> np.ndarray:
     return np.stack([outputs[EMBEDDING_OUTPUT], *outputs[ENCODER_OUTPUTS]], axis=2)
 
 
+def extractor_of(source, level: str, **settings) -> Extractor:
+    """Vectors of every layer in float32."""
+    units = text_units(level, source, seq_length=20, doc_stride=6)
+    return Extractor(source=source, units=units, places=range(BLOCKS + 1), dtype="float32", **settings)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("units", [Words(doc_stride=6), Pieces(doc_stride=6)], ids=["words", "pieces"])
-def test_vectors_are_the_encoders(checkpoint, units):
+@pytest.mark.parametrize("level", ["word", "piece"])
+def test_vectors_are_the_encoders(checkpoint, level):
     """At every position that a unit has, found here window by window; a word without a piece has zeros."""
-    extractor = Extractor(checkpoint, units=units, dtype="float32", seq_length=20, batch_size=2)
-    preprocess = Preprocessor(
-        checkpoints.tokenizer_of(checkpoints.read(checkpoint)), seq_length=20, pad_to_longest=True
-    )
+    extractor = extractor_of(checkpoints.read(checkpoint), level, batch_size=2)
+    units = extractor.units
     for line, found in zip(LINES, extractor([{"text": line.encode()} for line in LINES]), strict=True):
         features = {
-            name: value.numpy()
-            for name, value in units.features(preprocess, {"text": tf.constant([line])}).items()
+            name: value.numpy() for name, value in units.windows({"text": tf.constant([line])})[0].items()
         }
         states = outputs_of(checkpoint, features)
         starts = found["starts"].tolist()
@@ -142,12 +138,11 @@ def test_vectors_are_the_encoders(checkpoint, units):
                 wanted[starts.index(start)] = states[window, position]
         assert found["vectors"].shape == wanted.shape
         np.testing.assert_allclose(found["vectors"], wanted, atol=2e-6)
-        assert np.all(np.any(found["vectors"], axis=(1, 2))) != ("\u200b" in line and units.level == "word")
+        assert np.all(np.any(found["vectors"], axis=(1, 2))) != ("\u200b" in line and level == "word")
 
 
-def test_a_document_longer_than_a_window_keeps_every_word(caches):
-    train, _ = caches
-    for record in train.records().take(5).as_numpy_iterator():
+def test_a_document_longer_than_a_window_keeps_every_word(cache):
+    for record in itertools.islice(cache.rows(), 5):
         words = record["tokens"].decode().split()
         assert record["vectors"].shape == (len(words), BLOCKS + 1, HIDDEN)
         text = record["tokens"]
@@ -156,17 +151,17 @@ def test_a_document_longer_than_a_window_keeps_every_word(caches):
     assert record["vectors"].dtype == np.float16
 
 
-def test_a_checkpoint_without_a_pooler_is_itself(checkpoint):
-    """A pooler at random is no part of what is compared; one that was read is."""
+def test_a_cache_serves_a_checkpoint_with_another_pooler_or_number_format(checkpoint):
+    """No vector reads a pooler. The file's float16 and the float32 of the same numbers are one."""
     whole = checkpoints.read(checkpoint)
-    bare = {name: tensor for name, tensor in whole.tensors.items() if not name.startswith("pooler/")}
-    assert len(bare) < len(whole.tensors)
-    found = [
-        Extractor(dataclasses.replace(whole, tensors=tensors), units=Words(), seq_length=20).identity()
-        for tensors in (bare, bare, whole.tensors, whole.tensors)
-    ]
-    assert found[0] == found[1] and found[2] == found[3]
-    assert found[0]["weights"] != found[2]["weights"]
+    halved = {name: tensor.astype(np.float16) for name, tensor in whole.tensors.items()}
+    found = []
+    for tensors in (halved, {name: tensor.astype(np.float32) for name, tensor in halved.items()}):
+        for pooler in (True, False):
+            kept = {name: one for name, one in tensors.items() if pooler or not name.startswith("pooler/")}
+            found.append(extractor_of(dataclasses.replace(whole, tensors=kept), "word").fingerprint())
+    assert found == [found[0]] * 4
+    assert found[0]["weights"] != extractor_of(whole, "word").fingerprint()["weights"]
 
 
 class Interrupted(Exception):
@@ -179,10 +174,10 @@ def cut_shard(path, *, keep: int) -> None:
 
 
 @pytest.mark.long
-def test_an_interrupted_extraction_is_resumed(checkpoint, task, tmp_path):
-    settings = {"checkpoint": checkpoint, "seq_length": 24, "shard_examples": 4, "layers": ["last"]}
+def test_an_interrupted_extraction_is_resumed(checkpoint, tmp_path):
+    settings = {"checkpoint": checkpoint, "shard_examples": 4, "layers": "last"}
     texts = examples(14, seed=3)
-    whole = extract(task, texts, output=tmp_path / "whole", **settings)
+    whole = extract(texts, output=tmp_path / "whole", **settings)
     assert whole.header["shards"] == [4, 4, 4, 2]
     done = []
 
@@ -193,12 +188,12 @@ def test_an_interrupted_extraction_is_resumed(checkpoint, task, tmp_path):
 
     part = tmp_path / "part"
     with pytest.raises(Interrupted):
-        extract(task, texts, output=part, progress=stop, **settings)
+        extract(texts, output=part, progress=stop, **settings)
     with pytest.raises(ValueError, match=r"part lacks 2 of its 4 files, first 00002\.parquet; extract again"):
         open_cache(part)
     before = {path.name: path.stat().st_mtime_ns for path in part.iterdir()}
-    (part / "00002.tmp").write_bytes(b"half")
-    extract(task, texts, output=part, **settings)
+    (part / ".00002.parquet.7.tmp").write_bytes(b"half")
+    extract(texts, output=part, **settings)
     assert runs.contents(part) == runs.contents(tmp_path / "whole")
     assert all((part / name).stat().st_mtime_ns == time for name, time in before.items())
     assert open_cache(part).header == whole.header
@@ -215,20 +210,20 @@ def test_an_interrupted_extraction_is_resumed(checkpoint, task, tmp_path):
         with pytest.raises(ValueError, match=message):
             open_cache(part)
         with pytest.raises(ValueError, match=message):
-            extract(task, texts, output=part, **settings)
+            extract(texts, output=part, **settings)
     shard.unlink()
-    extract(task, texts, output=part, **settings)
+    extract(texts, output=part, **settings)
     assert runs.contents(part) == runs.contents(tmp_path / "whole")
 
 
 @pytest.mark.long
-def test_a_killed_first_write_and_a_second_process(checkpoint, task, tmp_path):
+def test_a_killed_first_write_and_a_second_process(checkpoint, tmp_path):
     """Leftovers of a kill are no obstacle; a cache that is being written is."""
-    settings = {"checkpoint": checkpoint, "seq_length": 24, "layers": ["last"], "output": tmp_path / "cache"}
+    settings = {"checkpoint": checkpoint, "layers": "last", "output": tmp_path / "cache"}
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / ".header.json.7.tmp").write_text("{")
     (tmp_path / "cache" / ".lock").write_text("")
-    made = extract(task, examples(3, seed=1), **settings)
+    made = extract(examples(3, seed=1), **settings)
     assert made.header == open_cache(tmp_path / "cache").header
     assert {path.name for path in made.path.iterdir()} == {"header.json", "00000.parquet", "results.json"}
     code = "import pathlib, sys; from bert_keras.io.files import locked\n"
@@ -238,62 +233,56 @@ def test_a_killed_first_write_and_a_second_process(checkpoint, task, tmp_path):
     ) as other:
         other.stdout.readline()
         with pytest.raises(BertKerasError, match="another process is writing to .*cache;"):
-            extract(task, examples(3, seed=1), **settings)
+            extract(examples(3, seed=1), **settings)
         other.communicate(b"\n")
-    extract(task, examples(3, seed=1), **settings)
+    extract(examples(3, seed=1), **settings)
 
 
 @pytest.mark.long
-def test_vectors_that_overflow_float16(checkpoint, task, tmp_path):
+def test_vectors_that_overflow_float16(checkpoint, tmp_path):
     """Refused by layer and text before a shard is written; float32 then needs no other folder."""
     source = checkpoints.read(checkpoint)
     scale = f"block_{BLOCKS - 1}/feed_forward_layer_norm/gamma"
     assert scale in source.tensors, sorted(source.tensors)
     large = source.tensors | {scale: source.tensors[scale] * 1e6}
     large = dataclasses.replace(source, tensors=large)
-    settings = {"checkpoint": large, "seq_length": 24, "layers": ["last"], "output": tmp_path / "cache"}
+    settings = {"checkpoint": large, "layers": "last", "output": tmp_path / "cache"}
     message = rf"a vector of layer {BLOCKS} for '.*' is infinite or NaN in float16; give dtype float32"
     with pytest.raises(BertKerasError, match=message):
-        extract(task, examples(3, seed=1), **settings)
+        extract(examples(3, seed=1), **settings)
     assert not [*(tmp_path / "cache").iterdir()]
-    made = extract(task, examples(3, seed=1), dtype="float32", **settings)
-    assert all(np.isfinite(record["vectors"]).all() for record in made.records().as_numpy_iterator())
+    made = extract(examples(3, seed=1), dtype="float32", **settings)
+    assert all(np.isfinite(record["vectors"]).all() for record in made.rows())
 
 
 @pytest.mark.long
-def test_a_cache_of_something_else_is_refused(checkpoint, task, tmp_path):
-    settings = {"checkpoint": checkpoint, "seq_length": 24, "layers": ["last"]}
+def test_a_cache_of_something_else_is_refused(checkpoint, tmp_path):
+    settings = {"checkpoint": checkpoint, "layers": "last"}
     texts = examples(3, seed=1)
-    extract(task, texts, output=tmp_path / "cache", **settings)
+    extract(texts, output=tmp_path / "cache", **settings)
     random_weights = dataclasses.replace(checkpoints.read(checkpoint), tensors={})
     others = {
         "weights": {"checkpoint": random_weights},
-        "layers": {"layers": ["embeddings"]},
+        "layers": {"layers": "embeddings"},
         "seq_length": {"seq_length": 32},
     }
     for field, changed in others.items():
         with pytest.raises(ValueError, match=f"cache was made with another {field}: .*remove this one"):
-            extract(task, texts, output=tmp_path / "cache", **(settings | changed))
+            extract(texts, output=tmp_path / "cache", **(settings | changed))
     with pytest.raises(ValueError, match="another text"):
-        extract(task, examples(3, seed=2), output=tmp_path / "cache", **settings)
+        extract(examples(3, seed=2), output=tmp_path / "cache", **settings)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes").write_text("")
     with pytest.raises(ValueError, match="neither empty nor a cache"):
-        extract(task, texts, output=tmp_path / "full", **settings)
+        extract(texts, output=tmp_path / "full", **settings)
     with pytest.raises(FileNotFoundError, match=r"has no header\.json"):
         open_cache(tmp_path / "full")
-    header = tmp_path / "cache" / "header.json"
-    header.write_text(header.read_text().replace('"format_version": 2', '"format_version": 1'))
-    with pytest.raises(BertKerasError, match="format_version 1, .* reads 2; remove .*, and extract again"):
-        open_cache(tmp_path / "cache")
-    with pytest.raises(BertKerasError, match="another format_version: 1, not 2; .*remove this one"):
-        extract(task, texts, output=tmp_path / "cache", **settings)
 
 
-def test_files_of_another_form_are_refused(checkpoint, task, tmp_path):
+def test_files_of_another_form_are_refused(checkpoint, tmp_path):
     """Other columns, vectors cut within a word, and another number of vectors than of words; each by the file's name."""
-    settings = {"checkpoint": checkpoint, "seq_length": 24, "layers": ["last"]}
-    cache = extract(task, examples(3, seed=1), output=tmp_path / "cache", **settings)
+    settings = {"checkpoint": checkpoint, "layers": "last"}
+    cache = extract(examples(3, seed=1), output=tmp_path / "cache", **settings)
     (shard,) = cache.shards
     table = pyarrow.parquet.read_table(shard)
     place, vectors = table.column_names.index("vectors"), table["vectors"].to_pylist()
@@ -319,28 +308,16 @@ def test_files_of_another_form_are_refused(checkpoint, task, tmp_path):
         open_cache(cache.path)
 
 
-def test_other_programs_read_the_files(caches):
+def test_other_programs_read_the_files(cache):
     """As the docstring of the module says, with nothing of this package."""
-    train, _ = caches
-    header = json.loads((train.path / "header.json").read_bytes())
-    rows = pyarrow.parquet.read_table(train.path / "00000.parquet").to_pydict()
+    header = json.loads((cache.path / "header.json").read_bytes())
+    rows = pyarrow.parquet.read_table(cache.path / "00000.parquet").to_pydict()
     shape = -1, len(header["layers"]), header["config"]["hidden_size"]
-    for i, row in zip(range(len(rows["vectors"])), train.rows(), strict=False):
+    for i, row in zip(range(len(rows["vectors"])), cache.rows(), strict=False):
         vectors = np.frombuffer(rows["vectors"][i], header["dtype"]).reshape(shape)
         np.testing.assert_array_equal(vectors, row["vectors"])
         assert rows["tokens"][i] == row["tokens"] and rows["starts"][i] == row["starts"].tolist()
     assert i == 15
-
-
-def test_a_column_is_read_alone_and_tensors_are_the_rows(caches):
-    train, _ = caches
-    rows = [*train.rows()]
-    assert len(rows) == 100 and {*rows[0]} == {"vectors", "tokens", "tags", "starts", "ends"}
-    assert [*train.rows("tags")] == [{"tags": row["tags"]} for row in rows]
-    for row, record in zip(rows, train.records().as_numpy_iterator(), strict=True):
-        assert {*row} == {*record}
-        for name, value in row.items():
-            np.testing.assert_array_equal(value, record[name], strict=name not in ("tokens", "tags"))
 
 
 def test_a_group_of_rows_is_in_memory_at_once(tmp_path):
@@ -357,159 +334,52 @@ def test_a_group_of_rows_is_in_memory_at_once(tmp_path):
     write_rows(tmp_path / "x.parquet", schema, rows(), value_of=np.ndarray.tobytes)
     assert max(held) < 2**24
     held.clear()
-    for group in read_groups(tmp_path / "x.parquet", schema):
+    file = GroupFile(tmp_path / "x.parquet", schema)
+    for group in map(file.read, file.groups):
         held.append(pyarrow.total_allocated_bytes() - start)
         assert group.num_rows == 1
     assert len(held) == 32 and 2**21 <= max(held) < 2**24
 
 
-def test_an_example_over_the_limit_of_parquet(checkpoint, task, tmp_path, monkeypatch):
+def test_an_example_over_the_limit_of_parquet(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr(bert_keras.tasks.frozen.cache, "MAX_BYTES", 100)
     with pytest.raises(
         BertKerasError, match=r"vectors of '.*' have [\d,]+ bytes, .*may have 100; cut the text"
     ):
-        extract(task, examples(3, seed=1), checkpoint=checkpoint, output=tmp_path / "cache", seq_length=24)
+        extract(examples(3, seed=1), checkpoint=checkpoint, output=tmp_path / "cache")
     assert not [*(tmp_path / "cache").iterdir()]
 
 
 @pytest.mark.long
-def test_a_full_disk_leaves_no_half_file(checkpoint, task, tmp_path):
-    settings = {"checkpoint": checkpoint, "seq_length": 24, "output": tmp_path / "cache"}
+def test_a_full_disk_leaves_no_half_file(checkpoint, tmp_path):
+    settings = {"checkpoint": checkpoint, "output": tmp_path / "cache"}
     with (
         runs.full_disk(5000),
         pytest.raises(OSError, match=r"cannot write .*00000\.parquet\..*tmp: .*too large"),
     ):
-        extract(task, examples(20, seed=1), **settings)
+        extract(examples(20, seed=1), **settings)
     assert {path.name for path in (tmp_path / "cache").iterdir()} == {"header.json"}
-    assert len([*extract(task, examples(20, seed=1), **settings).rows()]) == 20
-
-
-SMALL = TaggerHparams(units=16, epochs=4, learning_rate=1e-2, dropout=0.1, batch_size=8)
-
-
-@pytest.fixture(scope="module")
-def tagger(caches, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tagger") / "mixed"
-    results = train_tagger(
-        *caches,
-        layers="weighted_sum_last_four",
-        output=folder,
-        hparams=SMALL,
-        verbose=0,
-        log=lambda line: None,
-    )
-    return folder, results
-
-
-@pytest.mark.long
-def test_the_tagger_learns(tagger, caches):
-    folder, results = tagger
-    assert results == json.loads((folder / "results.json").read_text())
-    assert results["measures"]["val_f1"] > 0.8  # 0 without an entity found
-    assert results["measures"]["val_f1"] == max(epoch["val_f1"] for epoch in results["history"])
-    assert len(results["mix"]["weights"]) == 4
-    assert sum(results["mix"]["weights"]) == pytest.approx(1, abs=1e-5)
-    assert np.ptp(results["mix"]["weights"]) > 1e-4 and results["mix"]["gamma"] != 1.0  # they were learned
-    assert (results["train_examples"], results["dev_examples"]) == (100, 20)
-
-
-@pytest.mark.long
-def test_the_tagger_is_read_again(tagger, caches):
-    folder, results = tagger
-    _, dev = caches
-    loaded = load_tagger(folder)
-    gold = [
-        row.split()
-        for record in dev.records().as_numpy_iterator()
-        for row in record["tags"].decode().split("\n")
-    ]
-    predicted = loaded.predict(dev)
-    assert [len(row) for row in predicted] == [len(row) for row in gold]
-    assert entity_scores(gold, predicted).f1 == pytest.approx(results["measures"]["val_f1"])
-    assert loaded.evaluate(dev)["f1"] == pytest.approx(results["measures"]["val_f1"])
-
-
-@pytest.mark.long
-def test_bad_input_of_the_tagger(tagger, caches, checkpoint, task, tmp_path):
-    folder, _ = tagger
-    train, dev = caches
-    with pytest.raises(ValueError, match="already holds a run"):
-        train_tagger(train, dev, layers="last", output=folder)
-    other = extract(
-        task,
-        examples(2, seed=5),
-        checkpoint=checkpoint,
-        output=tmp_path / "other",
-        seq_length=32,
-        layers=["last"],
-    )
-    with pytest.raises(ValueError, match="other was made with another seq_length: 32, not 24"):
-        load_tagger(folder).predict(other)
-    with pytest.raises(ValueError, match="seq_length"):
-        train_tagger(train, other, layers="last", output=tmp_path / "new")
-    with pytest.raises(ValueError, match=r"has the layers \[4\], but concat_last_four reads \[1, 2, 3\] too"):
-        train_tagger(other, other, layers="concat_last_four", output=tmp_path / "new")
-    last = extract(
-        task,
-        examples(2, seed=5),
-        checkpoint=checkpoint,
-        output=tmp_path / "last",
-        seq_length=24,
-        layers=["last"],
-    )
-    with runs.no_training(), pytest.raises(ValueError, match=r"has the layers \[4\], but concat_last_four"):
-        train_tagger(train, last, layers="concat_last_four", output=tmp_path / "new")
-    with pytest.raises(FileNotFoundError, match=r"no tagger\.json"):
-        load_tagger(tmp_path)
-    with pytest.raises(ValueError, match="units is 0; units must be at least 1"):
-        TaggerHparams(units=0)
-
-
-@pytest.mark.long
-def test_a_killed_tagger_is_resumed_to_the_same_bits(caches, tmp_path):
-    """And one whose loss diverges is a typed error."""
-    first = [dataclasses.replace(one, header=one.header | {"shards": [16]}) for one in caches]
-    settings = {"layers": "weighted_sum_last_four", "verbose": 0, "save_every": 5}
-    settings["hparams"] = dataclasses.replace(SMALL, units=4, epochs=3)
-    lines: list[str] = []
-
-    def stop(line: str) -> None:
-        if line.startswith("epoch 2"):
-            raise Interrupted
-
-    whole = train_tagger(*first, output=tmp_path / "whole", log=lines.append, **settings)
-    with pytest.raises(Interrupted):
-        train_tagger(*first, output=tmp_path / "run", log=stop, **settings)
-    lines.clear()
-    results = train_tagger(*first, output=tmp_path / "run", log=lines.append, **settings)
-    assert lines[0].startswith(f"resuming {tmp_path / 'run'} at step ")
-    assert results | {"seconds": 0} == whole | {"seconds": 0}
-    weights = [(tmp_path / name / "tagger.safetensors").read_bytes() for name in ("run", "whole")]
-    assert weights[0] == weights[1]
-    settings["hparams"] = dataclasses.replace(SMALL, units=4, learning_rate=1e38)
-    with pytest.raises(LossDiverged):
-        train_tagger(*first, output=tmp_path / "lost", log=lines.append, **settings)
+    assert len([*extract(examples(20, seed=1), **settings).rows()]) == 20
 
 
 @pytest.mark.parametrize("layers", ["concat_last_four", "weighted_sum_last_four"])
 def test_the_papers_sizes(layers):
     """Two BiLSTMs of 768 units a direction: 4 * 768 * (input + 768 + 1) weights each way."""
-    hparams = TaggerHparams()
-    model = tagger_model(layers, num_layers=4, hidden_size=HIDDEN, num_classes=9, hparams=hparams)
+    settings = {"feature_layers": layers, "lstm_layers": 2, "lstm_units": 768, "lstm_dropout": 0.3}
+    layer = FeatureBiLSTM(**settings)
+    layer.build((None, None, 4, HIDDEN))
     width = HIDDEN * (4 if layers == "concat_last_four" else 1)
-    lstm = [2 * 4 * 768 * (size + 768 + 1) for size in (width, 2 * 768)]
-    mix = 4 + 1 if LAYERS[layers].mixed else 0
-    assert model.count_params() == sum(lstm) + (2 * 768 + 1) * 9 + mix
+    lstm = sum(2 * 4 * 768 * (size + 768 + 1) for size in (width, 2 * 768))
+    assert layer.count_params() == lstm + (4 + 1 if LAYERS[layers].mixed else 0)
+    assert bilstm_parameters(BertConfig(vocab_size=9, hidden_size=HIDDEN, num_heads=1), settings) == lstm
 
 
 def test_padding_changes_nothing():
-    model = tagger_model(
-        "concat_last_four", num_layers=4, hidden_size=3, num_classes=5, hparams=TaggerHparams(units=4)
-    )
+    layer = FeatureBiLSTM(feature_layers="concat_last_four", lstm_layers=2, lstm_units=4, lstm_dropout=0.0)
     vectors = np.random.default_rng(0).normal(size=(1, 7, 4, 3)).astype("float32")
     mask = np.arange(7)[None] < 5
-    short = model({"vectors": vectors[:, :5], "mask": mask[:, :5]})
-    np.testing.assert_allclose(model({"vectors": vectors, "mask": mask})[:, :5], short, atol=1e-6)
+    short = layer(vectors[:, :5], mask[:, :5])
+    np.testing.assert_allclose(layer(vectors, mask)[:, :5], short, atol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -532,7 +402,7 @@ def flags(checkpoint, text, output, **changes):
 
 @pytest.mark.long
 def test_each_format_says_the_same(capfd, checkpoint, text, tmp_path):
-    made = {form: tmp_path / f"out.{form}" for form in ("jsonl", "npz", "parquet")}
+    made = {form: tmp_path / f"out.{form}" for form in ("jsonl", "parquet")}
     for form, path in made.items():
         code, out, err = runs.run_command(
             capfd, "features", *flags(checkpoint, text, path, format=form, layers="concat_last_four")
@@ -546,15 +416,9 @@ def test_each_format_says_the_same(capfd, checkpoint, text, tmp_path):
     for row, line in zip(rows, lines, strict=True):
         np.testing.assert_array_equal(np.float32(row.pop("vectors")), np.float32(line["vectors"]))
         assert row == {name: line[name] for name in row} and len(row) == 4
-    with np.load(made["npz"]) as file:
-        arrays = dict(file)
-    assert set(arrays) == {"vectors", "starts", "ends", "row_splits"}
-    for i, line in enumerate(lines):
-        cut = slice(*arrays["row_splits"][i : i + 2])
-        for name in ("starts", "ends", "vectors"):
-            values = np.reshape(line[name], arrays[name][cut].shape).astype(arrays[name].dtype)
-            np.testing.assert_array_equal(arrays[name][cut], values)
-    assert arrays["vectors"].shape[1] == 4 * HIDDEN and arrays["vectors"].dtype == np.float32
+    assert np.shape(lines[0]["vectors"]) == (6, 4 * HIDDEN)
+    with pytest.raises(BertKerasError, match="format is 'npz'; .*jsonl, parquet"):
+        extract_file(text, tmp_path / "out", checkpoint=checkpoint, format="npz")
 
 
 @pytest.mark.long
@@ -564,10 +428,10 @@ def test_pieces_and_means(capfd, monkeypatch, checkpoint, text, tmp_path):
     path = tmp_path / "out.jsonl"
     given = flags(checkpoint, text, path, level="piece", layers="weighted_sum_all", dtype="float16")
     code, _, err = runs.run_command(capfd, "features", *given)
-    assert code == 0 and "extracting" in err and "100%" in err
+    assert code == 0 and "extracting" in err and "5/5" in err
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     assert lines[3]["tokens"][:5] == ["n", "##a", "##i", "##v", "##e"]
-    extractor = Extractor(checkpoint, units=Pieces(doc_stride=6), dtype="float32", seq_length=20)
+    extractor = extractor_of(checkpoints.read(checkpoint), "piece")
     for line, found in zip(lines, extractor([{"text": line.encode()} for line in LINES]), strict=True):
         assert len(line["vectors"]) == len(line["tokens"]) == len(found["vectors"])
         wanted = found["vectors"][:, 1:].mean(axis=1)

@@ -19,20 +19,16 @@ from bert_keras.features import (
     MASKED_LM_WEIGHTS,
     VOCABULARY,
 )
+from bert_keras.io.formats import RUN, stamp
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.heads import MaskedLMHead
 from bert_keras.tasks.batches import dataset, predict
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.problems.fill_mask import FillMask, _ranks
-from bert_keras.tasks.runs.run_folder import (
-    TASKS,
-    Run,
-    evaluate,
-    load_run,
-    run_of,
-)
+from bert_keras.tasks.runs.run_folder import TASKS, Run, evaluate, load_run, run_of
 from bert_keras.text.preprocessing import Preprocessor
+from bert_keras.text.vocabulary import Vocabulary
 from bert_keras.text.wordpiece import WordPiece
 
 PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] the film is good bad ##ly dull [ ] mask ."
@@ -51,7 +47,7 @@ def checkpoint(tmp_path_factory):
     config = BertConfig(**runs.SIZES)
     encoder = BertEncoder(config)
     made = checkpoints.collect(config, encoder, masked_lm=MaskedLMHead(encoder))
-    made = dataclasses.replace(made, vocabulary=runs.VOCABULARY, lower_case=True)
+    made = dataclasses.replace(made, vocabulary=Vocabulary(runs.VOCABULARY, lower_case=True))
     folder = tmp_path_factory.mktemp("masked") / "checkpoint"
     checkpoints.write(made, folder, format="hugging-face")
     return folder
@@ -239,43 +235,30 @@ def test_files(tmp_path):
         assert row == {"text": b"a [MASK]", "answer": b""}
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        ([("text", "answer"), ("a [MASK]", "film", "plot")], r"line 2: 3 column\(s\), expected 2"),
-        ([("text", "answer"), ("[MASK] a", "b"), ("a [MASK]",)], r"line 3: 1 column\(s\), expected 2"),
-        ([("text", "word"), ("a [MASK]", "film")], "no column 'answer'; .* 'text', 'word'"),
-        ([("text", "answer"), ("a", "film")], r"line 2: the text has 0 \[MASK\]"),
-    ],
-)
-def test_bad_tables(tmp_path, lines, message):
-    with pytest.raises(ValueError, match=message):
-        FillMask(write(tmp_path / "train.tsv", lines)).examples("train")
+BAD = [
+    ("train.tsv", [("text", "word"), ("a [MASK]", "film")], "no column 'answer'; .* 'text', 'word'"),
+    ("train.tsv", [("text", "answer"), ("a", "film")], r"line 2: the text has 0 \[MASK\]"),
+    ("train.jsonl", [{"text": "a [MASK]"}], "no column 'answer'"),
+    ("train.jsonl", [{"text": "a [MASK]", "answer": 5}], "line 1: 'answer' is 5, not text"),
+    ("train.jsonl", [{"text": "a [MASK]", "answer": "b"}, {"text": "a", "answer": "b"}], r"line 2: .* 0 \[MASK\]"),
+    ("train.jsonl", [{"text": "[MASK] [MASK]", "answer": "b"}], r"line 1: .* 2 \[MASK\]"),
+    ("train.jsonl", [], "is empty; give one object per line"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([{"text": "a [MASK]"}], "line 1: no text or no answer"),
-        ([{"text": "a [MASK]", "answer": "b"}, {"text": "a", "answer": "b"}], r"line 2: .* 0 \[MASK\]"),
-        ([{"text": "[MASK] [MASK]", "answer": "b"}], r"line 1: .* 2 \[MASK\]"),
-        ([["a"]], "line 1: no text"),
-        ([], "has no examples"),
-    ],
-)
-def test_bad_files(tmp_path, rows, message):
-    file = write(tmp_path / "train.jsonl", rows)
+@pytest.mark.parametrize(("name", "rows", "message"), BAD)
+def test_bad_files(tmp_path, name, rows, message):
     with pytest.raises(ValueError, match=message):
-        FillMask(file).examples("train")
+        FillMask(write(tmp_path / name, rows)).examples("train")
 
 
 def test_opened_without_data():
     assert TASKS["fill-mask"] is FillMask
     assert FillMask.from_json(FillMask(top_k=7).to_json()).top_k == 7
-    assert FillMask.from_json({"name": "fill-mask"}).top_k == 5
-    for call in (lambda: FillMask.open("fill-mask", None), lambda: FillMask().examples("train")):
+    assert FillMask.from_json({"name": "fill-mask", "top_k": 5}).top_k == 5
+    for call in (FillMask.open("fill-mask").examples, FillMask().examples):
         with pytest.raises(ValueError, match="give a folder"):
-            call()
+            call("train")
     with pytest.raises(ValueError, match="top_k is 0"):
         FillMask(top_k=0)
 
@@ -361,9 +344,9 @@ def test_export_predicts_in_a_fresh_process(run, checkpoint, tmp_path, capfd):
 def test_a_pretraining_run_predicts(checkpoint, tmp_path, capfd):
     folder = tmp_path / "run"
     checkpoints.write(checkpoints.read(checkpoint), folder, format="hugging-face")
-    kept = {
+    kept = stamp(RUN) | {
         "kind": "fill-mask",
-        "task": {"name": "fill-mask"},
+        "task": {"name": "fill-mask", "top_k": 5},
         "seq_length": 16,
         "truncation": "longest_first",
     }

@@ -10,14 +10,9 @@ import pytest
 from runs import ROOT, contents
 
 from bert_keras.errors import BertKerasError, TakenError
-from bert_keras.io.atomic_folders import (
-    PARTIAL,
-    check_folder,
-    refuse_partial,
-    whole_folder,
-)
-from bert_keras.io.files import LOCK, locked, whole_file
-from bert_keras.io.output_folder import Folder, Layout
+from bert_keras.io.files import LOCK, atomic_file, locked
+from bert_keras.io.folders import PARTIAL, Folder, Layout, atomic_folder, check_folder, refuse_partial
+from bert_keras.io.formats import RUN
 
 FILES = {"a.txt": b"a", "b/c.txt": b"c", "d.txt": b"d"}
 
@@ -49,7 +44,7 @@ def kill_at_rename(output: Path, number: int, existing: str) -> bool:
             return counted
 
         os.replace, os.rename = dying(os.replace), dying(os.rename)
-        with contextlib.suppress(BaseException), whole_folder(output, existing=existing) as new:
+        with contextlib.suppress(BaseException), atomic_folder(output, existing=existing) as new:
             fill(new)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
@@ -80,7 +75,7 @@ def test_a_kill_at_any_rename_is_repaired_by_the_next_writer(tmp_path, existing,
                 (output / name).write_bytes(content)
         if not kill_at_rename(output, number, existing):
             break
-        with whole_folder(output, existing=existing) as new:
+        with atomic_folder(output, existing=existing) as new:
             fill(new)
         assert contents(output.parent) == {f"out/{name}": b for name, b in ((before or {}) | FILES).items()}
         number += 1
@@ -101,7 +96,7 @@ def test_a_killed_overwrite_has_all_new_files_or_none_at_the_next_write(tmp_path
                 refuse_partial(output)
         else:
             refuse_partial(output)
-        with pytest.raises(Killed), whole_folder(output, existing="overwrite"):
+        with pytest.raises(Killed), atomic_folder(output, existing="overwrite"):
             raise Killed
         refuse_partial(output)
         assert contents(output) == old | (FILES if moved else {})
@@ -111,7 +106,7 @@ def test_an_overwrite_that_cannot_finish_changes_nothing(tmp_path):
     (tmp_path / "a.txt").write_text("old")
     (tmp_path / "d.txt").mkdir()
     with pytest.raises(TakenError, match=r"d\.txt is a folder"):
-        with whole_folder(tmp_path, existing="overwrite") as new:
+        with atomic_folder(tmp_path, existing="overwrite") as new:
             fill(new)
     assert contents(tmp_path) == {"a.txt": b"old"}
 
@@ -123,8 +118,8 @@ def test_a_neighbour_is_left_alone(tmp_path, there):
         output.mkdir()
     code = f"""
 import pathlib, sys
-from bert_keras.io.atomic_folders import whole_folder
-with whole_folder(pathlib.Path({str(output)!r})) as new:
+from bert_keras.io.folders import atomic_folder
+with atomic_folder(pathlib.Path({str(output)!r})) as new:
     (new / "a.txt").write_text("theirs")
     print("ready", flush=True)
     sys.stdin.read()
@@ -137,7 +132,7 @@ with whole_folder(pathlib.Path({str(output)!r})) as new:
         before = contents(tmp_path)
         for existing in ("refuse", "keep", "overwrite"):
             with pytest.raises(BertKerasError, match=rf"another process is writing to {output};"):
-                with whole_folder(output, existing=existing):
+                with atomic_folder(output, existing=existing):
                     raise RuntimeError("not refused")
         assert contents(tmp_path) == before
         neighbour.stdin.close()
@@ -152,7 +147,7 @@ def test_a_process_overwrites_in_the_folder_that_it_holds(monkeypatch, tmp_path)
     monkeypatch.chdir(tmp_path)
     with locked(Path("run")):
         for name in ("run", "link", tmp_path / "run"):
-            with whole_folder(Path(name), existing="overwrite") as new:
+            with atomic_folder(Path(name), existing="overwrite") as new:
                 fill(new)
             assert (tmp_path / "run" / LOCK).exists()
     assert contents(tmp_path / "run") == FILES
@@ -163,18 +158,18 @@ def test_an_error_leaves_the_folder_as_it_was(tmp_path):
     (tmp_path / "there" / "a.txt").write_text("mine")
     before = contents(tmp_path)
     for name, existing in (("there", "keep"), ("there", "overwrite"), ("new/below/out", "refuse")):
-        with pytest.raises(Killed), whole_folder(tmp_path / name, existing=existing) as new:
+        with pytest.raises(Killed), atomic_folder(tmp_path / name, existing=existing) as new:
             fill(new)
             raise Killed
     with (
         pytest.raises(TakenError, match="there is there already and not empty"),
-        whole_folder(tmp_path / "there"),
+        atomic_folder(tmp_path / "there"),
     ):
         raise RuntimeError("not refused")
     with pytest.raises(TakenError, match=r"a\.txt is there already"):
-        with whole_folder(tmp_path / "there", existing="keep") as new:
+        with atomic_folder(tmp_path / "there", existing="keep") as new:
             fill(new)
-    with pytest.raises(TakenError, match=r"a\.txt is a file"), whole_folder(tmp_path / "there" / "a.txt"):
+    with pytest.raises(TakenError, match=r"a\.txt is a file"), atomic_folder(tmp_path / "there" / "a.txt"):
         raise RuntimeError("not refused")
     assert contents(tmp_path) == before
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
@@ -186,22 +181,19 @@ def test_a_journal_of_strangers_removes_nothing_else(tmp_path):
     (work / "new").mkdir(parents=True)
     (work / "new" / "left").write_text("")
     (work / "moving.json").write_text('{"names": ["left", "../mine", "..", "."]}')
-    with whole_folder(tmp_path / "out") as new:
+    with atomic_folder(tmp_path / "out") as new:
         fill(new)
     assert contents(tmp_path) == {"mine": b"kept"} | {
         f"out/{name}": content for name, content in FILES.items()
     }
 
 
-LAYOUT = Layout(name="a run", identity="task.json", results="results.json")
+LAYOUT = Layout(name="a run", artifact=RUN, fingerprint="task.json", results="results.json")
 INCOMPLETE = [
     ".results.json.17.tmp",
     f".task.json.{'0a' * 16}.tmp",  # on another file system
-    "00002.tfrecord.1.tmp",  # of earlier versions
-    "results.json.1.tmp",
-    "00002.tmp",
 ]
-OWN = ["notes.tmp", "notes.1.tmp", ".notes.tmp", "2026.tmp", "notes.json.1.tmp.txt"]
+OWN = ["notes.tmp", "notes.1.tmp", "00002.tmp", ".notes.tmp", "2026.tmp", "notes.json.1.tmp.txt"]
 
 
 def test_opening_a_folder_removes_only_incomplete_files(tmp_path):
@@ -217,7 +209,7 @@ def test_opening_a_folder_removes_only_incomplete_files(tmp_path):
 
 
 def test_whole_file_writes_a_name_that_is_removed_later(tmp_path):
-    with whole_file(tmp_path / "model") as temporary:
+    with atomic_file(tmp_path / "model") as temporary:
         temporary.write_text("")
         with Folder(tmp_path, LAYOUT).begin({}):
             assert not temporary.exists()
@@ -228,7 +220,7 @@ def test_whole_file_writes_a_name_that_is_removed_later(tmp_path):
 def test_files_of_others_with_this_ending_are_refused(tmp_path, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
-    (tmp_path / "00002.tmp").write_text("half")
+    (tmp_path / ".notes.1.tmp").write_text("half")
     with pytest.raises(BertKerasError, match=f"neither empty nor a run: it holds {Path(name).parts[0]}"):
         Folder(tmp_path, LAYOUT).check()
     assert (tmp_path / name).read_text() == "mine"

@@ -15,18 +15,9 @@ from bert_keras.model.hub_layer import HubLayer
 from bert_keras.savedmodels import servable
 from bert_keras.savedmodels.export import export, sample_inputs, servable_of
 from bert_keras.savedmodels.model_card import tensors_of
-from bert_keras.savedmodels.verify import (
-    CARD,
-    EXTRA,
-    ExportError,
-    ask,
-    compare,
-    relative,
-    verify_files,
-)
-from bert_keras.tasks.runs.ensemble import Ensemble
+from bert_keras.savedmodels.verify import CARD, EXTRA, ExportError, ask, compare, relative, verify_files
+from bert_keras.tasks.runs.ensemble import Ensemble, at_precision
 from bert_keras.tasks.runs.run_folder import load_run
-from bert_keras.tasks.runs.run_precision import at_precision
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """The feature-based approach on every task: vectors computed once, a BiLSTM trained on them, one model that serves."""
 
+import gc
 import json
 import os
 import re
@@ -15,24 +16,19 @@ import tensorflow as tf
 from runs import ROOT, run_command, texts, write_checkpoint
 
 import bert_keras as bk
-import bert_keras.tasks.frozen.token_vectors
+import bert_keras.tasks.frozen.row_vectors
 from bert_keras import checkpoints, encoder_inputs
 from bert_keras.errors import BertKerasError
 from bert_keras.features import ENCODER_INPUTS, INPUT_MASK, POOLED_OUTPUT
 from bert_keras.model.encoder import BertEncoder
-from bert_keras.model.feature_bilstm import (
-    FeatureBiLSTM,
-    FeatureEncoder,
-    FrozenNetwork,
-    bilstm_of,
-)
+from bert_keras.model.feature_bilstm import FeatureBiLSTM, FeatureEncoder, FrozenNetwork, bilstm_of
 from bert_keras.model.layer_choices import places_of
 from bert_keras.savedmodels.export import export
 from bert_keras.tasks.batches import dataset, predict, predictor
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.frozen.cache import open_cache
-from bert_keras.tasks.frozen.feature_based import FOLDER
-from bert_keras.tasks.frozen.token_vectors import RowExtractor, RowVectors, distinct_rows
+from bert_keras.tasks.frozen.extractor import Extractor, Rows
+from bert_keras.tasks.frozen.row_vectors import FOLDER, RowVectors, distinct_rows
 from bert_keras.tasks.hparams import Hparams, hparams_of
 from bert_keras.tasks.problems.fill_mask import FillMask
 from bert_keras.tasks.runs.run_folder import load_run
@@ -133,7 +129,7 @@ def on_cached_vectors(run, examples, folder):
     layers = bilstm_of(run.model).feature_layers
     rows = distinct_rows(features for features, _ in batches)
     places = places_of(layers, num_layers=run.encoder.config.num_layers)
-    vectors = RowVectors(RowExtractor(run.encoder, places=places, dtype="float32"), rows)
+    vectors = RowVectors(Extractor(source=run.encoder, units=Rows(), places=places, dtype="float32"), rows)
     vectors.compute(folder, progress=lambda done: None)
     above = FrozenNetwork(run.model)
     answers = predictor(
@@ -191,10 +187,10 @@ class Stopped(Exception):
 @pytest.mark.long
 def test_a_stopped_training_is_resumed_to_the_same_bits(checkpoint, tmp_path, monkeypatch):
     """Stopped while vectors are computed, then in the second epoch. No step calls the encoder once they are there."""
-    monkeypatch.setattr(bert_keras.tasks.frozen.token_vectors, "SHARD_ROWS", 8)
+    monkeypatch.setattr(bert_keras.tasks.frozen.row_vectors, "SHARD_ROWS", 8)
     # With the same shards: TensorFlow's kernels may round a row in another way where a call has other rows.
     whole = trained("class", checkpoint, tmp_path / "whole", **MIXED)
-    computed, late, extract, compute = [], [], RowExtractor.__call__, RowVectors.compute
+    computed, late, extract, compute = [], [], Extractor.__call__, RowVectors.compute
     call, step_end = bk.BertEncoder.call, Saver.on_train_batch_end
 
     def count(self, raw):
@@ -210,10 +206,11 @@ def test_a_stopped_training_is_resumed_to_the_same_bits(checkpoint, tmp_path, mo
             raise Stopped
 
     def watch(self, folder, *, progress):
-        compute(self, folder, progress=progress)
+        report = compute(self, folder, progress=progress)
         monkeypatch.setattr(bk.BertEncoder, "call", lambda *args, **kwargs: late.append(args))
+        return report
 
-    monkeypatch.setattr(RowExtractor, "__call__", count)
+    monkeypatch.setattr(Extractor, "__call__", count)
     monkeypatch.setattr(RowVectors, "compute", watch)
     monkeypatch.setattr(Saver, "on_train_batch_end", stop)
     how = MIXED | {"save_every": 5}
@@ -232,15 +229,41 @@ def test_a_stopped_training_is_resumed_to_the_same_bits(checkpoint, tmp_path, mo
     assert sum(computed) == len({*TEXTS}) and not late
 
 
+@pytest.mark.long
+def test_a_complete_cache_is_trained_on_without_an_encoder(checkpoint, tmp_path, monkeypatch):
+    """None is made, and no step has the weights of one in memory. The run is that of the first training, and serves."""
+    hparams = Hparams(epochs=1, batch_size=4, seq_length=24, **FEATURES | {"lstm_layers": 0})
+    how = {"checkpoint": checkpoint, "hparams": hparams, "feature_cache": tmp_path / "cache", "verbose": 0}
+    task, step_end, in_memory = task_of("class", checkpoint), Saver.on_train_batch_end, []
+    first = finetune(task, output=tmp_path / "first", **how)
+
+    def refuse(*_, **__):
+        raise AssertionError("an encoder was made")
+
+    def watch(saver, batch, logs=None):
+        gc.collect()
+        found = [one for one in gc.get_objects() if isinstance(one, checkpoints.Checkpoint)]
+        in_memory.append(sum(len(one.tensors) for one in found))
+        step_end(saver, batch, logs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bk.BertEncoder, "__init__", refuse)
+        patch.setattr(Saver, "on_train_batch_end", watch)
+        second = finetune(task, output=tmp_path / "second", **how)
+    assert in_memory == [0] * 6
+    assert second | {"seconds": 0} == first | {"seconds": 0}
+    assert_served_as_trained("class", checkpoint, tmp_path / "second", second, tmp_path / "vectors")
+
+
 @MANY
 def test_kept_vectors_are_used_again_or_refused(checkpoint, tmp_path, monkeypatch):
-    computed, extract = [], RowExtractor.__call__
+    computed, extract = [], Extractor.__call__
 
     def count(self, raw):
         computed.append(len(raw))
         return extract(self, raw)
 
-    monkeypatch.setattr(RowExtractor, "__call__", count)
+    monkeypatch.setattr(Extractor, "__call__", count)
     how = {"lstm_layers": 0, "feature_cache": tmp_path / "cache", "feature_dtype": "float16"}
     for seed in (1, 2):
         trained("class", checkpoint, tmp_path / f"run-{seed}", **how, seed=seed)
@@ -337,7 +360,7 @@ def test_a_lost_run_of_a_grid_keeps_no_vectors(checkpoint, tmp_path):
 ASK = """
 import sys, json
 import tensorflow as tf
-import bert_keras.text.text_ops
+import bert_keras.text.normal_forms
 model = tf.saved_model.load(sys.argv[1])
 found = model.signatures["serving_default"](text=tf.constant(json.loads(sys.argv[2])))
 answers = {name: value.numpy().tolist() for name, value in found.items()}
@@ -392,8 +415,11 @@ def test_the_default_rate_is_that_of_a_bilstm_unless_one_is_given():
         ({"feature_layers": "last", "lora_rank": 2}, "lora_rank must be None if feature_layers is set"),
         ({"feature_layers": "last", "unfreeze": "gradual"}, "unfreeze must be None if feature_layers is set"),
         ({"feature_layers": "last", "layer_decay": 0.9}, "layer_decay must be 1.0 if feature_layers is set"),
-        ({"feature_layers": "last", "lstm_units": 0}, "lstm_units must be at least 1"),
-        ({"feature_layers": "last", "lstm_dropout": 1.0}, "lstm_dropout must be at least 0, below 1"),
+        ({"feature_layers": "last", "lstm_units": 0}, "lstm_units must be a whole number of at least 1"),
+        (
+            {"feature_layers": "last", "lstm_dropout": 1.0},
+            "lstm_dropout must be a finite number of at least 0 and below 1",
+        ),
     ],
 )
 def test_settings_of_features_that_make_no_sense(changes, match):

@@ -11,12 +11,7 @@ from fuzzed_readers import LONGEST, READERS, Finding, Reader, check_result, made
 from hypothesis import HealthCheck, given, settings, strategies
 from random_checkpoints import saves_with_keras
 
-from bert_keras.errors import (
-    BertKerasError,
-    MissingFileError,
-    MissingPackageError,
-    TakenError,
-)
+from bert_keras.errors import BertKerasError, MissingFileError, MissingPackageError, TakenError
 
 # Readers that make a model, a graph or a data set of TensorFlow for each case.
 SLOW = {

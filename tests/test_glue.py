@@ -10,18 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.stats
-import sklearn.metrics
 import tensorflow as tf
 from golden.make_metrics_golden import DEFINITIONS
 
 from bert_keras.features import POOLED_OUTPUT, SEQUENCE_OUTPUT
-from bert_keras.tasks.data.custom_tables import row_of
-from bert_keras.tasks.data.glue_rows import ROWS
-from bert_keras.tasks.options import ColumnOptions
-from bert_keras.tasks.problems.classification import Glue, majority_label
+from bert_keras.tasks.data.glue import ROWS
+from bert_keras.tasks.problems.classification import TextClassification, majority_label
 
-CLASSES = ColumnOptions(label_type="class")
 BINARY = {"0": 0, "1": 1}
 ENTAILED = {"entailment": 0, "not_entailment": 1}
 NLI = {"entailment": 0, "neutral": 1, "contradiction": 2}
@@ -58,7 +53,7 @@ OFFICIAL = [
 ]
 
 
-def read(task: Glue, split: str) -> dict[str, np.ndarray]:
+def read(task: TextClassification, split: str) -> dict[str, np.ndarray]:
     """All examples of a split, column by column."""
     batches = list(task.examples(split).batch(10_000).as_numpy_iterator())
     return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
@@ -82,7 +77,7 @@ def test_official_files(data_dir, tmp_path, name, split, file, count, header, te
     if path.name.startswith("kshot"):  # the official form under another name
         source = tmp_path
         (tmp_path / ROWS[name].splits[split].file).symlink_to(path.resolve())
-    task = Glue(ROWS[name], source)
+    task = TextClassification.open(name, source)
     with path.open(encoding="utf-8-sig", newline="\n") as stream:
         lines = list(csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE))[header:]
 
@@ -104,7 +99,7 @@ def test_official_files(data_dir, tmp_path, name, split, file, count, header, te
 def test_first_examples(data_dir):
     """Read by eye from the files."""
     first = {
-        name: next(iter(Glue(ROWS[name], data_dir / "glue").examples("train")))
+        name: next(iter(TextClassification.open(name, data_dir / "glue").examples("train")))
         for name in ("cola", "rte", "stsb")
     }
     assert (
@@ -121,7 +116,7 @@ def test_source_is_the_official_folder_or_its_parent(tmp_path):
     (tmp_path / "SST-2").mkdir()
     write(tmp_path / "SST-2", dev="sentence\tlabel\nfine\t1\n")
     for source in (tmp_path, str(tmp_path / "SST-2")):
-        assert read(Glue(ROWS["sst2"], source), "validation")["sentence"] == [b"fine"]
+        assert read(TextClassification.open("sst2", source), "validation")["sentence"] == [b"fine"]
 
 
 @pytest.mark.parametrize(
@@ -132,20 +127,20 @@ def test_the_diagnostic_file_of_any_archive(tmp_path, name):
     (tmp_path / path).parent.mkdir(exist_ok=True)
     write(tmp_path, **{path: "index\tsentence1\tsentence2\n0\ta\tb\n"})
     source = tmp_path / "AX" if inside else tmp_path
-    assert read(Glue(ROWS["ax"], source), "test")["premise"] == [b"a"]
+    assert read(TextClassification.open("ax", source), "test")["premise"] == [b"a"]
 
 
 def test_a_missing_diagnostic_file(tmp_path):
     (tmp_path / "AX").mkdir()
     wanted = "AX has no diagnostic.tsv or diagnostic/diagnostic.tsv or AX/AX.tsv or AX.tsv; it has "
     with pytest.raises(FileNotFoundError, match=wanted):
-        Glue(ROWS["ax"], tmp_path).examples("test")
+        TextClassification.open("ax", tmp_path).examples("test")
 
 
 def test_blank_lines_quotes_and_byte_order_marks_in_files(tmp_path):
     """A byte order mark, CRLF, blank lines, quotes, outer spaces and U+2028 (no line end) change nothing."""
     content = '\ufeffsentence\tlabel\r\n" a \u2028 b \t1\r\n\r\n\x85"c"\t0'
-    got = read(Glue(ROWS["sst2"], write(tmp_path, train=content)), "train")
+    got = read(TextClassification.open("sst2", write(tmp_path, train=content)), "train")
     assert [value.decode() for value in got["sentence"]] == ['" a \u2028 b ', '\x85"c"']
     assert got["label"].tolist() == [1, 0] and got["idx"].tolist() == [0, 1]
 
@@ -156,15 +151,11 @@ def test_blank_lines_quotes_and_byte_order_marks_in_files(tmp_path):
         ("gj04\t1\t\tfine\ngj04\t0\t*\tfine the\n", {}),  # the official form
         ("sentence\tlabel\nfine\t1\nfine the\t0\n", {}),
         ("label\tid\tsentence\n1\ta\tfine\n0\tb\tfine the\n", {}),
-        (
-            "phrase\tgood\nfine\t1\nfine the\t0\n",
-            {"text_column": ("phrase",), "label_column": "good"},
-        ),
+        ("phrase\tgood\nfine\t1\nfine the\t0\n", {"text_column": ("phrase",), "label_column": "good"}),
     ],
-)
+)  # fmt: skip
 def test_cola_with_and_without_a_header(tmp_path, content, columns):
-    row = row_of("cola", tmp_path, ColumnOptions(**columns))
-    got = read(Glue(row, write(tmp_path, train=content)), "train")
+    got = read(TextClassification.open("cola", write(tmp_path, train=content), **columns), "train")
     assert got["sentence"].tolist() == [b"fine", b"fine the"]
     assert got["label"].tolist() == [1, 0] and got["idx"].tolist() == [0, 1]
 
@@ -172,7 +163,7 @@ def test_cola_with_and_without_a_header(tmp_path, content, columns):
 def test_qqp_skips_short_lines(tmp_path):
     header = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
     content = header + "1\t1\t2\ta\tb\t0\n2\t3\t4\tbroken\n here\t1\n3\t5\t6\tc\td\t1\n"
-    task = Glue(ROWS["qqp"], write(tmp_path, train=content))
+    task = TextClassification.open("qqp", write(tmp_path, train=content))
     with pytest.warns(UserWarning, match=r"2 lines .* 6 columns, first line 3"):
         got = read(task, "train")
     assert got["question2"].tolist() == [b"b", b"d"] and got["idx"].tolist() == [0, 3]
@@ -182,55 +173,22 @@ QQP_LONG = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n1\t1\t2\ta\tb\t0
 BAD = [
     ("sst2", None, FileNotFoundError, "has no train.tsv; it has other.txt"),
     ("sst2", "", ValueError, "train.tsv is empty"),
-    ("sst2", "\n\r\n", ValueError, "train.tsv is empty"),
     ("sst2", "sentence\tlabel\n", ValueError, "train.tsv has no examples"),
-    (
-        "sst2",
-        "text\tlabel\na\t1\n",
-        ValueError,
-        "no column 'sentence' | 'text', 'label'",
-    ),
-    ("sst2", "sentence\tlabel\tlabel\na\t1\t1\n", ValueError, "more than one column 'label'"),
+    ("sst2", "text\tlabel\na\t1\n", ValueError, "no column 'sentence' | 'text', 'label'"),
     ("sst2", "sentence,label\na,1\n", ValueError, "tab-separated | 'sentence,label'"),
     ("sst2", b"sentence\tlabel\nfine\t1\ncaf\xe9\t1\n", ValueError, "line 3, byte 4: 0xe9 is not UTF-8"),
     ("sst2", "sentence\tlabel\n".encode("utf-16"), ValueError, "line 1, byte 1: 0xff is not UTF-8"),
-    (
-        "sst2",
-        "sentence\tlabel\na\t1\nb\t2\n",
-        ValueError,
-        "line 3: unknown label '2' | 0, 1",
-    ),
-    (
-        "sst2",
-        "sentence\tlabel\n\na\t1\t1\n",
-        ValueError,
-        "line 3: 3 column(s) | expected 2 | tabs | sentence, label",
-    ),
-    ("sst2", "sentence\tlabel\na\n", ValueError, "line 2: 1 column(s) | expected 2"),
+    ("sst2", "sentence\tlabel\na\t1\nb\t2\n", ValueError, "line 3: unknown label '2' | 0, 1"),
+    ("sst2", "sentence\tlabel\n\na\t1\t1\n", ValueError, "line 3: 3 column(s) | expected 2 | tabs | sentence, label"),
     ("cola", "a\t1\t\n", ValueError, "line 1: 3 column(s) | expected 4"),
     ("cola", "text\tlabel\na\t1\n", ValueError, "no column 'sentence' | 'text', 'label'"),
     ("qqp", QQP_LONG, ValueError, "line 2: 7 column(s) | expected 6"),
-    (
-        "rte",
-        "index\tsentence1\tsentence2\tlabel\n0\ta\tb\t1\n",
-        ValueError,
-        "unknown label '1' | entailment, not_entailment",
-    ),
-    (
-        "stsb",
-        "sentence1\tsentence2\tscore\na\tb\t5.01\n",
-        ValueError,
-        "line 2: score '5.01'",
-    ),
-    (
-        "stsb",
-        "sentence1\tsentence2\tscore\na\tb\t-1\n",
-        ValueError,
-        "score '-1' | 0.0 to 5.0",
-    ),
+    ("rte", "index\tsentence1\tsentence2\tlabel\n0\ta\tb\t1\n", ValueError, "unknown label '1' | entailment, not_entailment"),
+    ("stsb", "sentence1\tsentence2\tscore\na\tb\t5.01\n", ValueError, "line 2: score '5.01'"),
+    ("stsb", "sentence1\tsentence2\tscore\na\tb\t-1\n", ValueError, "score '-1' | 0.0 to 5.0"),
     ("stsb", "sentence1\tsentence2\tscore\na\tb\tnan\n", ValueError, "score 'nan'"),
     ("stsb", "sentence1\tsentence2\tscore\na\tb\thigh\n", ValueError, "score 'high'"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "content", "error", "facts"), BAD, ids=[case[-1][:30] for case in BAD])
@@ -240,7 +198,7 @@ def test_bad_files(tmp_path, name, content, error, facts):
     else:
         write(tmp_path, train=content)
     with pytest.raises(error) as caught:
-        Glue(ROWS[name], tmp_path).examples("train")
+        TextClassification.open(name, tmp_path).examples("train")
     message = str(caught.value)
     assert all(fact in message for fact in facts.split(" | ")) and str(tmp_path) in message
     assert "\n" not in message
@@ -248,11 +206,11 @@ def test_bad_files(tmp_path, name, content, error, facts):
 
 def test_bad_folder_and_split(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no .*nowhere"):
-        Glue(ROWS["sst2"], tmp_path / "nowhere")
+        TextClassification.open("sst2", tmp_path / "nowhere")
     with pytest.raises(
         ValueError, match="mnli has no split 'validation'; it has train, validation_matched, "
     ):
-        Glue(ROWS["mnli"], tmp_path).examples("validation")
+        TextClassification.open("mnli", tmp_path).examples("validation")
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -266,9 +224,9 @@ def test_tensorflow_datasets(name, tmp_path):
 
     with tfds.testing.mock_data(num_examples=5, data_dir=str(tmp_path)):
         for split in row.splits:
-            examples = Glue(row).examples(split)
+            examples = TextClassification.open(name).examples(split)
             assert examples.cardinality() == 5
-            got = read(Glue(row), split)
+            got = read(TextClassification.open(name), split)
             assert all(isinstance(text, bytes) for key in row.text for text in got[key])
     assert examples.element_spec == {
         **{key: tf.TensorSpec([], tf.string) for key in row.text},
@@ -282,7 +240,8 @@ def test_files_and_tensorflow_datasets_give_equal_examples(data_dir, tmp_path):
     with tfds.testing.mock_data(data_dir=str(tmp_path)):
         for name in ("rte", "stsb"):
             specs = [
-                Glue(ROWS[name], source).examples("test").element_spec for source in (None, data_dir / "glue")
+                TextClassification.open(name, source).examples("test").element_spec
+                for source in (None, data_dir / "glue")
             ]
             assert specs[0] == specs[1]
 
@@ -291,8 +250,8 @@ def test_files_and_tensorflow_datasets_give_equal_examples(data_dir, tmp_path):
 def test_error_without_tensorflow_datasets():
     """If files cannot be stored or downloaded, one line says what to do instead."""
     pytest.importorskip("tensorflow_datasets")
-    code = "from bert_keras.tasks.data.glue_rows import ROWS\nfrom bert_keras.tasks.problems.classification import Glue\n"
-    code += "try: Glue(ROWS['rte']).examples('train')\nexcept OSError as e: print(e)"
+    code = "from bert_keras.tasks.problems.classification import TextClassification\n"
+    code += "try: TextClassification.open('rte').examples('train')\nexcept OSError as e: print(e)"
     env = os.environ | {"TFDS_DATA_DIR": os.path.join(os.devnull, "none")}
     root = Path(__file__).parents[1]
     done = subprocess.run(
@@ -304,18 +263,18 @@ def test_error_without_tensorflow_datasets():
 
 @pytest.mark.parametrize("name", ROWS)
 def test_the_table(name):
-    row, task = ROWS[name], Glue(ROWS[name])
+    row, task = ROWS[name], TextClassification.open(name)
     assert task.name == row.name == name and task.outputs == (POOLED_OUTPUT,)
     assert len(row.text) in (1, 2) and len(row.labels) == len(row.file_labels)
     assert all(len(tsv.text) == len(row.text) for tsv in row.splits.values())
     assert task.signature() == {key: tf.TensorSpec([None], tf.string, name=key) for key in row.text}
     raw = {"label": tf.zeros([2], tf.int32), **{key: tf.constant([key, "b"]) for key in row.text}}
     assert [text[0].numpy().decode() for text in task.features(lambda *text: text, raw)] == list(row.text)
-    assert Glue.from_json(json.loads(json.dumps(task.to_json()))).row == row
+    assert TextClassification.from_json(json.loads(json.dumps(task.to_json()))).data == row
 
 
 def test_validation_splits():
-    splits = {name: Glue(row).validation_splits for name, row in ROWS.items()}
+    splits = {name: TextClassification.open(name).validation_splits for name in ROWS}
     assert splits.pop("mnli") == ("validation_matched", "validation_mismatched")
     assert splits.pop("ax") == ()
     assert set(splits.values()) == {("validation",)}
@@ -323,11 +282,11 @@ def test_validation_splits():
 
 @pytest.mark.parametrize("name", ["sst2", "mnli"])
 def test_decode_classes(name):
-    task = Glue(ROWS[name])
-    logits = np.float32([[2.0, -1.0, 0.5], [-3.0, 0.0, 0.25], [0.0, 0.25, 0.0]])[:, : len(task.row.labels)]
+    task = TextClassification.open(name)
+    logits = np.float32([[2.0, -1.0, 0.5], [-3.0, 0.0, 0.25], [0.0, 0.25, 0.0]])[:, : len(task.label_names)]
     decoded = tf.function(lambda outputs: task.decode(outputs, {}, {}))(tf.constant(logits))
     assert set(decoded) == {"label", "probabilities"}
-    expected = [task.row.labels[i].encode() for i in logits.argmax(1)]
+    expected = [task.label_names[i].encode() for i in logits.argmax(1)]
     assert decoded["label"].numpy().tolist() == expected
     exp = np.exp(logits.astype(np.float64))
     np.testing.assert_allclose(decoded["probabilities"], exp / exp.sum(1, keepdims=True), rtol=1e-6)
@@ -335,14 +294,14 @@ def test_decode_classes(name):
 
 
 def test_decode_score():
-    task = Glue(ROWS["stsb"])
+    task = TextClassification.open("stsb")
     decoded = tf.function(lambda outputs: task.decode(outputs, {}, {}))(tf.constant([[4.5], [-0.5]]))
     assert set(decoded) == {"score"} and decoded["score"].numpy().tolist() == [4.5, -0.5]
 
 
 def test_loss_is_the_mean_over_the_weights():
     """A withheld label takes no part, and makes no NaN."""
-    task = Glue(ROWS["mnli"])
+    task = TextClassification.open("mnli")
     logits = np.float32([[2.0, -1.0, 0.5], [-3.0, 0.0, 0.25], [7.0, 8.0, 9.0]])
     labels, weights = task.labels({"label": tf.constant([2, 1, -1])}, {})
     assert labels.dtype == tf.int32 and weights.numpy().tolist() == [1.0, 1.0, 0.0]
@@ -351,54 +310,34 @@ def test_loss_is_the_mean_over_the_weights():
     ]
     np.testing.assert_allclose(task.loss()(labels, logits, weights), np.mean(losses), rtol=1e-6)
 
-    task = Glue(ROWS["stsb"])
+    task = TextClassification.open("stsb")
     labels, weights = task.labels({"label": tf.constant([5.0, 0.5, np.nan])}, {})
     assert labels.dtype == tf.float32 and weights.numpy().tolist() == [1.0, 1.0, 0.0]
     outputs = np.float32([[4.0], [1.0], [9.0]])
     np.testing.assert_allclose(task.loss()(labels, outputs, weights), (1.0 + 0.25) / 2, rtol=1e-6)
 
 
-def draw(task: Glue, count: int) -> tuple[dict[str, np.ndarray], list[float], list[float]]:
+def draw(task: TextClassification, count: int) -> tuple[dict[str, np.ndarray], list[float], list[float]]:
     """Random predictions as `decode` returns them, and labels and predictions as numbers."""
     generator = random.Random(count)
-    if not task.row.labels:
+    if not task.label_names:
         labels = [generator.randrange(26) / 5 for _ in range(count)]
         scores = [generator.randrange(160) / 32 for _ in range(count)]
         return {"score": np.float32(scores)}, np.float32(labels).tolist(), scores
-    classes = range(len(task.row.labels))
+    classes = range(len(task.label_names))
     labels, ids = (generator.choices(classes, k=count) for _ in range(2))
-    return {"label": np.array([task.row.labels[i].encode() for i in ids], object)}, labels, ids
+    return {"label": np.array([task.label_names[i].encode() for i in ids], object)}, labels, ids
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_evaluate(name):
-    task = Glue(ROWS[name])
+    task = TextClassification.open(name)
     predictions, labels, numbers = draw(task, 60)
     got = dict(
         task.evaluate(predictions, {"label": np.array(labels, np.float32 if name == "stsb" else np.int32)})
     )
-    expected = {measure: DEFINITIONS[measure](labels, numbers) for measure in task.row.measures}
+    expected = {measure: DEFINITIONS[measure](labels, numbers) for measure in task.measures}
     assert got == pytest.approx(expected, abs=1e-9) and task.measure in got
-
-
-BY_LIBRARY = {
-    "accuracy": sklearn.metrics.accuracy_score,
-    "f1": sklearn.metrics.f1_score,
-    "matthews": sklearn.metrics.matthews_corrcoef,
-    "pearson": lambda labels, scores: scipy.stats.pearsonr(labels, scores)[0],
-    "spearman": lambda labels, scores: scipy.stats.spearmanr(labels, scores)[0],
-}
-
-
-@pytest.mark.parametrize("name", ROWS)
-@pytest.mark.parametrize("count", [20, 500])
-def test_evaluate_agrees_with_scikit_learn_and_scipy(name, count):
-    task = Glue(ROWS[name])
-    predictions, labels, numbers = draw(task, count)
-    dtype = np.int32 if task.row.labels else np.float32
-    got = dict(task.evaluate(predictions, {"label": np.array(labels, dtype)}))
-    expected = {measure: BY_LIBRARY[measure](labels, numbers) for measure in task.row.measures}
-    assert got == pytest.approx(expected, abs=1e-6) and len(got) == len(task.row.measures)
 
 
 def test_evaluate_like_the_official_glue_code():
@@ -421,12 +360,12 @@ def test_evaluate_like_the_official_glue_code():
         ("qqp", b"duplicate", b"not_duplicate"),
     ):
         predicted = {"label": np.array([positive, positive, negative, negative, negative], object)}
-        got = dict(Glue(ROWS[name]).evaluate(predicted, {"label": np.int32([1, 0, 0, 0, 0])}))
+        got = dict(TextClassification.open(name).evaluate(predicted, {"label": np.int32([1, 0, 0, 0, 0])}))
         assert got == pytest.approx({"f1": 2 / 3, "accuracy": 4 / 5})
 
 
 def test_evaluate_counts_labelled_examples_only():
-    task = Glue(ROWS["sst2"])
+    task = TextClassification.open("sst2")
     predictions = {"label": np.array([b"positive", b"negative", b"positive"], object)}
     assert dict(task.evaluate(predictions, {"label": np.int32([1, -1, 0])})) == {"accuracy": 0.5}
     with pytest.raises(ValueError, match="none of the 3 sst2 examples is labelled"):
@@ -438,22 +377,21 @@ def test_the_majority_label(tmp_path):
     for labels, majority in ((b"011", "entailment"), (b"0100", "not_entailment"), (b"10", "not_entailment")):
         lines = b"".join(b"a\tb\t%c\n" % label for label in labels)
         folder = write(tmp_path, train=header + lines)
-        assert majority_label(Glue(ROWS["wnli"], folder)) == majority
+        assert majority_label(TextClassification.open("wnli", folder)) == majority
     with pytest.raises(ValueError, match="stsb has no classes"):
-        majority_label(Glue(ROWS["stsb"], folder))
+        majority_label(TextClassification.open("stsb", folder))
 
 
 def test_the_majority_label_of_wnli(data_dir):
-    assert majority_label(Glue(ROWS["wnli"], data_dir / "glue")) == "not_entailment"
+    assert majority_label(TextClassification.open("wnli", data_dir / "glue")) == "not_entailment"
 
 
 def test_custom_data(tmp_path):
     header = "idx\tquery\treply\tlabel\n"
     train = header + "0\ta\tb\tyes\n1\tc\td\tno\n2\te\tf\tmaybe\n"
     write(tmp_path, train=train, dev=header + "0\tg\th\tno\n", test="query\treply\ni\tj\n")
-    row = row_of("custom", tmp_path, CLASSES)
-    task = Glue(row, tmp_path)
-    assert (task.name, task.text, row.labels, task.measure) == (
+    task = TextClassification.open("custom", tmp_path, label_type="class")
+    assert (task.name, task.text, task.label_names, task.measure) == (
         "custom",
         ("query", "reply"),
         ("maybe", "no", "yes"),
@@ -464,43 +402,48 @@ def test_custom_data(tmp_path):
     assert read(task, "test")["label"].tolist() == [-1]
     assert list(task.signature()) == ["query", "reply"]
 
-    again = Glue.from_json(json.loads(json.dumps(task.to_json())), tmp_path)
-    assert again.row == row and read(again, "validation")["label"].tolist() == [1]
+    again = TextClassification.from_json(json.loads(json.dumps(task.to_json())), tmp_path)
+    assert again.data == task.data and read(again, "validation")["label"].tolist() == [1]
     with pytest.raises(ValueError, match="custom is not in TensorFlow Datasets; .* folder"):
-        Glue.from_json(task.to_json()).examples("train")
+        TextClassification.from_json(task.to_json()).examples("train")
 
 
 def test_labels_in_custom_data_are_stripped(tmp_path):
     data = "text\tlabel\na\t 1\nb\t1\r\nc\t1 \nd\t0\u00a0\n"
     write(tmp_path, train=data, dev=data)
-    task = Glue.open("custom", tmp_path, label_type="class")
-    assert task.row.labels == ("0", "1")
+    task = TextClassification.open("custom", tmp_path, label_type="class")
+    assert task.label_names == ("0", "1")
     assert read(task, "validation")["label"].tolist() == [1, 1, 1, 0]
 
 
 def test_stray_quotes_in_custom_data(tmp_path):
     data = 'text\tlabel\n"good\tyes\n5" of "film\tno\n'
     write(tmp_path, train=data, dev=data)
-    got = read(Glue.open("custom", tmp_path), "validation")
+    got = read(TextClassification.open("custom", tmp_path), "validation")
     assert got["text"].tolist() == [b'"good', b'5" of "film'] and got["label"].tolist() == [1, 0]
 
 
 def test_pooling_is_saved_with_the_task():
-    task = Glue.open("rte", None, pooling="concat")
+    task = TextClassification.open("rte", None, pooling="concat")
     assert task.outputs == (SEQUENCE_OUTPUT,)
     kept = json.loads(json.dumps(task.to_json()))
-    assert Glue.from_json(kept).pooling == "concat" and Glue.from_json(kept).row == ROWS["rte"]
+    assert (
+        TextClassification.from_json(kept).pooling == "concat"
+        and TextClassification.from_json(kept).data == ROWS["rte"]
+    )
 
 
 def test_custom_data_with_labelled_unlabelled_or_no_test_file(tmp_path):
     data = "text\tlabel\na\t1\nb\t10\n"
     write(tmp_path, train=data, dev=data)
-    assert "test" not in row_of("custom", tmp_path, CLASSES).splits
+    task = TextClassification.open("custom", tmp_path, label_type="class")
+    with pytest.raises(FileNotFoundError, match=r"has no test\.tsv, .*; it has dev\.tsv, train\.tsv"):
+        task.examples("test")
     write(tmp_path, test=data)
-    assert read(Glue(row_of("custom", tmp_path, CLASSES), tmp_path), "test")["label"].tolist() == [0, 1]
+    assert read(task, "test")["label"].tolist() == [0, 1]
     write(tmp_path, dev="text\tlabel\na\t2\n")
     with pytest.raises(ValueError, match=r"dev.tsv, line 2: unknown label '2'.* 1, 10\."):
-        Glue(row_of("custom", tmp_path, CLASSES), tmp_path).examples("validation")
+        task.examples("validation")
 
 
 @pytest.mark.parametrize(
@@ -520,16 +463,13 @@ def test_bad_custom_data(tmp_path, train, error, message):
     if train is not None:
         write(tmp_path, train=train)
     with pytest.raises(error, match=message):
-        row_of("custom", tmp_path, CLASSES)
+        TextClassification.open("custom", tmp_path, label_type="class")
 
 
 def test_report_of_classes():
     """The confusion matrix by hand, and the surest error first; what is not labelled is left out."""
-    task = Glue(ROWS["sst2"])
-    raw = {
-        "sentence": np.array([b"a", b"b", b"c", b"d", b"e"], object),
-        "label": np.array([0, 1, 1, 0, -1]),
-    }
+    task = TextClassification.open("sst2")
+    raw = {"sentence": np.array([b"a", b"b", b"c", b"d", b"e"], object), "label": np.array([0, 1, 1, 0, -1])}
     predictions = {
         "label": np.array([b"negative", b"negative", b"negative", b"positive", b"positive"], object),
         "probabilities": np.array([[0.9, 0.1], [0.6, 0.4], [0.8, 0.2], [0.3, 0.7], [0.0, 1.0]]),
@@ -551,7 +491,7 @@ def test_report_of_classes():
 
 
 def test_report_of_scores():
-    task = Glue(ROWS["stsb"])
+    task = TextClassification.open("stsb")
     pair = {name: np.array([b"x", b"y"], object) for name in ("sentence1", "sentence2")}
     (table,) = task.report({"score": np.array([1.0, 2.0])}, pair | {"label": np.array([1.5, 5.0])})
     assert table.rows == [("y", "y", "5.00", "2.00"), ("x", "x", "1.50", "1.00")]

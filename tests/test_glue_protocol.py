@@ -11,23 +11,16 @@ import pytest
 import runs
 
 from bert_keras.tasks.batches import predict
-from bert_keras.tasks.data.glue_rows import ROWS
-from bert_keras.tasks.failed_runs import degenerate_scores
+from bert_keras.tasks.data.glue import ROWS
 from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.metrics import degenerate_scores
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.runs.run_folder import evaluate, load_run
-from bert_keras.tasks.study import glue_protocol
-from bert_keras.tasks.study.cells import Cell, run_cells
-from bert_keras.tasks.study.glue_protocol import (
-    SCORED,
-    SUBMISSION,
-    as_json,
-    glue_score,
-    run_protocol,
-    submit,
-)
-from bert_keras.tasks.study.protocol import summarize
-from bert_keras.tasks.study.summary import Outcome, Summary, tables
+from bert_keras.tasks.study import grid, protocol, report
+from bert_keras.tasks.study.grid import Cell, Outcome, run_cells
+from bert_keras.tasks.study.protocol import glue_json, glue_score, run_glue, submit, summarize
+from bert_keras.tasks.study.report import Summary, summary_tables
+from bert_keras.tasks.study.rows import SCORED, SUBMISSION
 
 HPARAMS = Hparams(epochs=1, batch_size=16, seq_length=40, seed=5)
 NAMES, RATES = ("mnli", "stsb"), (1e-3,)
@@ -64,12 +57,21 @@ def start(place, **settings):
         "learning_rates": RATES,
         "log": lines.append,
     } | settings
-    return run_protocol(settings.pop("names", NAMES), **settings), lines
+    return run_glue(settings.pop("names", NAMES), **settings), lines
 
 
 @pytest.fixture(scope="module")
 def done(place):
     return start(place)
+
+
+def copy_run(place, output, name, *, rate=1e-3):
+    """A finished run of a task in the folder of another grid, as if it had another rate."""
+    run = output / name / f"lr-{rate:g}_seed-5"
+    shutil.copytree(place / "runs" / name / "lr-0.001_seed-5", run)
+    settings = run / "checkpoints" / "settings.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"learning_rate": rate}))
+    return run
 
 
 @pytest.mark.long
@@ -81,16 +83,14 @@ def test_folders(place, done):
     }
     assert made == {f"{name}/lr-0.001_seed-5" for name in NAMES}
     for path in made:
-        asked = json.loads((place / "runs" / path / "protocol.json").read_text())
-        results = json.loads((place / "runs" / path / "results.json").read_text())
+        asked = json.loads((place / "runs" / path / "checkpoints" / "settings.json").read_text())
+        results = runs.results(place / "runs" / path)
         assert {name: asked.get(name, "best") for name in results["hparams"]} == results["hparams"]
         assert asked["seed"] == 5 and str(place) not in json.dumps(asked)
-        outcome = json.loads((place / "runs" / path / "outcome.json").read_text())
         (found,) = (
             one for summary in done[0] for one in summary.outcomes if one.path == place / "runs" / path
         )
-        files = ["results.json", "model.safetensors"]
-        assert outcome == {"degenerate": found.degenerate, "files": files}
+        assert results["degenerate"] == found.degenerate
     assert (place / "runs" / "results.png").stat().st_size > 1000
 
 
@@ -100,18 +100,15 @@ def test_summaries_are_those_of_the_runs(place, done):
     assert [summary.task for summary in summaries] == list(NAMES)
     for summary in summaries:
         main = summary.measure
-        measured = [
-            json.loads((one.path / "results.json").read_text())["measures"][f"val_{main}"]
-            for one in summary.outcomes
-        ]
+        measured = [runs.results(one.path)["measures"][f"val_{main}"] for one in summary.outcomes]
         assert [one.measures[main] for one in summary.outcomes] == measured
-        assert [one.learning_rate for one in summary.outcomes] == list(RATES)
+        assert [one.place["learning_rate"] for one in summary.outcomes] == list(RATES)
     mnli, stsb = summaries
     assert set(mnli.measures) == {"validation_matched", "validation_mismatched"}
     run = load_run(mnli.best.path, data=place / "glue")
     assert mnli.measures["validation_mismatched"] == evaluate(run, "validation_mismatched")
     assert set(stsb.measures["validation"]) == {"spearman", "pearson"}  # both
-    assert json.loads((place / "runs" / "results.json").read_text()) == as_json(summaries) | {"failed": []}
+    assert runs.results(place / "runs") == glue_json(summaries) | {"failed": []}
 
 
 @pytest.mark.long
@@ -128,7 +125,7 @@ def test_submission_files(place, done):
         assert (place / "runs" / "submission" / f"{title}.tsv").read_text() == files[f"{title}.tsv"]
         run = best["stsb" if name == "stsb" else "mnli"]
         answers, raw = predict(
-            run.task, run.preprocess, run.model, Glue(ROWS[name], place / "glue").examples(split)
+            run.task, run.preprocess, run.model, TextClassification.open(name, place / "glue").examples(split)
         )
         lines = [line.split("\t") for line in files[f"{title}.tsv"].splitlines()]
         assert lines[0] == ["index", "prediction"]
@@ -143,18 +140,11 @@ def test_submission_files(place, done):
 @pytest.mark.long
 def test_wnli_is_answered_with_its_majority_label(place, done, tmp_path):
     """Without a run of it, as in the paper's submission; STS-B's finished run is read."""
-    shutil.copytree(
-        place / "runs" / "stsb" / "lr-0.001_seed-5", tmp_path / "runs" / "stsb" / "lr-0.001_seed-5"
-    )
+    copy_run(place, tmp_path / "runs", "stsb")
     shutil.copytree(place / "glue", tmp_path / "glue")
-    runs.write_data(tmp_path / "glue" / "WNLI", "wnli")
-    rows = [
-        line.split("\t")[-1]
-        for line in (tmp_path / "glue" / "WNLI" / "train.tsv").read_text().splitlines()[1:]
-    ]
-    (tmp_path / "glue" / "WNLI" / "test.tsv").write_text(
-        "index\tsentence1\tsentence2\n7\tgood\tbad\n8\ta\tplot\n"
-    )
+    data = runs.write_data(tmp_path / "glue" / "WNLI", "wnli")
+    rows = [line.split("\t")[-1] for line in (data / "train.tsv").read_text().splitlines()[1:]]
+    (data / "test.tsv").write_text("index\tsentence1\tsentence2\n7\tgood\tbad\n8\ta\tplot\n")
     settings = {"names": ("stsb", "wnli"), "data": tmp_path / "glue", "output": tmp_path / "runs"}
     with runs.no_training():
         summaries, _ = start(place, wnli="majority", **settings)
@@ -168,9 +158,9 @@ def test_wnli_is_answered_with_its_majority_label(place, done, tmp_path):
 
 def test_labels_are_spelled_as_the_files_do():
     predicted = {"label": np.array([b"not_entailment", b"entailment"], object)}
-    assert glue_protocol._written(ROWS["wnli"], predicted) == ["0", "1"]
-    assert glue_protocol._written(ROWS["rte"], predicted) == ["not_entailment", "entailment"]
-    assert glue_protocol._written(ROWS["stsb"], {"score": np.float32([-0.2, 2.34567, 5.5])}) == [
+    assert protocol._written(ROWS["wnli"], predicted) == ["0", "1"]
+    assert protocol._written(ROWS["rte"], predicted) == ["not_entailment", "entailment"]
+    assert protocol._written(ROWS["stsb"], {"score": np.float32([-0.2, 2.34567, 5.5])}) == [
         "0.000",
         "2.346",
         "5.000",
@@ -201,85 +191,66 @@ def test_finished_runs_are_read(place, done):
 @pytest.mark.long
 def test_restarts_and_a_run_cut_short(place, done, tmp_path):
     """Seed 5 has finished; the run of seed 6 is killed as it begins, and resumed. The weights of the better one are left."""
-    finished, half = (Path("stsb", f"lr-0.001_seed-{seed}") for seed in (5, 6))
-    shutil.copytree(place / "runs" / finished, tmp_path / finished)
+    finished = copy_run(place, tmp_path, "stsb")
+    half = finished.with_name("lr-0.001_seed-6")
     settings = {"names": ("stsb",), "output": tmp_path, "restarts": 2, "best_only": True}
     with runs.no_training(), pytest.raises(runs.Begun):
         start(place, **settings)
-    assert (tmp_path / half / "protocol.json").is_file() and not (tmp_path / half / "results.json").exists()
+    assert (half / "checkpoints" / "settings.json").is_file() and not (half / "results.json").exists()
     ((summary,), lines) = start(place, **settings)
     assert sum("is finished already" in line for line in lines) == 1
-    assert [one.seed for one in summary.outcomes] == [5, 6]
-    assert summary.outcomes[0] == replace(done[0][1].outcomes[0], path=tmp_path / finished)
+    assert [one.place["seed"] for one in summary.outcomes] == [5, 6]
+    assert summary.outcomes[0] == replace(done[0][1].outcomes[0], path=finished)
     assert summary.outcomes[0].measures != summary.outcomes[1].measures  # another head, another order
     (kept,) = [one for one in summary.outcomes if (one.path / "model.safetensors").exists()]
     assert kept == summary.best
     (removed,) = [one for one in summary.outcomes if one is not kept]
-    alone = {"hparams": replace(HPARAMS, seed=removed.seed), "restarts": 1}
+    alone = {"hparams": replace(HPARAMS, seed=removed.place["seed"]), "restarts": 1}
     with pytest.raises(
-        ValueError, match=rf"seed-{removed.seed} is the best of these runs and has no model\.saf"
+        ValueError, match=rf"seed-{removed.place['seed']} is the best of these runs and has no model\.saf"
     ):
         start(place, **settings | alone)
 
 
 @pytest.mark.long
-def test_a_run_killed_before_it_was_judged_is_not_trained_again(place, done, tmp_path):
-    run = shutil.copytree(place / "runs" / "stsb" / "lr-0.001_seed-5", tmp_path / "stsb" / "lr-0.001_seed-5")
-    (run / "outcome.json").unlink()
-    with runs.no_training():
-        ((summary,), lines) = start(place, names=("stsb",), output=tmp_path)
-    assert summary.outcomes[0].measures == done[0][1].outcomes[0].measures
-    assert not any("is finished already" in line for line in lines)
-    assert (run / "outcome.json").is_file()
-
-
-def as_if_asked(folder, **hparams):
-    """Makes a finished run one of other settings."""
-    asked = json.loads((folder / "protocol.json").read_text()) | hparams
-    (folder / "protocol.json").write_text(json.dumps(asked))
-
-
-@pytest.mark.long
 def test_a_run_whose_loss_is_nan(place, done, tmp_path):
     """It is degenerate, the others go on, and a second start does not repeat it."""
-    lost = Path("stsb", "lr-1e+30_seed-5")
-    shutil.copytree(place / "runs" / "mnli" / "lr-0.001_seed-5", tmp_path / "mnli" / lost.name)
-    as_if_asked(tmp_path / "mnli" / lost.name, learning_rate=1e30)
+    lost = tmp_path / "stsb" / copy_run(place, tmp_path, "mnli", rate=1e30).name
     settings = {"output": tmp_path, "learning_rates": (1e30,)}
     for finished in (1, 2):
         ((mnli,), lines) = start(place, names=("stsb", "mnli"), **settings)
         assert sum("is finished already" in line for line in lines) == finished
         assert any(line.startswith("degenerate: the loss is nan at step ") for line in lines)
         assert lines[-1].startswith("stsb has no measures: the loss of every run")
-        results = json.loads((tmp_path / "results.json").read_text())
+        results = runs.results(tmp_path)
         assert results["failed"] == ["stsb"] and [*results["tasks"]] == ["mnli"] == [mnli.task]
+    assert [*runs.results(lost)] == ["degenerate"]
+    with pytest.raises(
+        ValueError, match="has no trained model: the loss is nan at step .* lower learning rate"
+    ):
+        load_run(lost)
     shutil.copytree(tmp_path / "stsb", tmp_path / "alone" / "stsb")
     alone = {"output": tmp_path / "alone"}
     with pytest.raises(ValueError, match=r"^stsb has no measures: .*; give lower learning rates\.$"):
         start(place, names=("stsb",), **settings | alone)
-    shutil.copytree(
-        place / "runs" / "stsb" / "lr-0.001_seed-5", tmp_path / "alone" / "stsb" / "lr-0.001_seed-5"
-    )
+    copy_run(place, tmp_path / "alone", "stsb")
     rates = {"learning_rates": (1e30, 1e-3)}
     ((summary,), lines) = start(place, names=("stsb",), **settings | alone | rates, best_only=True)
     assert sum("is finished already" in line for line in lines) == 2
-    assert summary.best.learning_rate == 1e-3 and (summary.best.path / "model.safetensors").exists()
+    assert summary.best.place["learning_rate"] == 1e-3 and (summary.best.path / "model.safetensors").exists()
     assert summary.outcomes[0].measures == {}
-    _, stuck, _ = tables([summary])
+    _, stuck, _ = summary_tables([summary])
     assert stuck.rows[0][:2] == ("stsb", "1e+30, 5") and stuck.rows[0][2].startswith(
         "the loss is nan at step "
     )
-    json.dumps(as_json([summary]), allow_nan=False)
+    json.dumps(glue_json([summary]), allow_nan=False)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"hparams": Hparams(epochs=2, batch_size=8, seq_length=40, seed=5)},
-            "another batch_size: 16, not 8",
-        ),
+        ({"hparams": replace(HPARAMS, batch_size=8)}, "another batch_size: 16, not 8"),
         ({"pooling": "concat"}, "another task: "),
         ({"strategy_name": "mirrored"}, 'another strategy: "one", not "mirrored"'),
     ],
@@ -304,7 +275,7 @@ def test_a_folder_that_is_not_ours_stays(place, tmp_path):
 
 def test_no_cell_is_trained_where_the_folder_of_a_later_one_cannot_be_used(tmp_path):
     trained = []
-    cells = [Cell(name=name, path=tmp_path / name, identity={}, train=trained.append) for name in "ab"]
+    cells = [Cell(name=name, path=tmp_path / name, train=trained.append) for name in "ab"]
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "thesis.txt").write_text("mine")
     with pytest.raises(ValueError, match="it holds thesis.txt"):
@@ -313,36 +284,21 @@ def test_no_cell_is_trained_where_the_folder_of_a_later_one_cannot_be_used(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("settings", "error", "message"),
+    ("settings", "message"),
     [
-        ({"names": ("mnli", "ax")}, ValueError, "unknown task ax; the tasks to train on are cola, sst2, "),
-        ({"names": ("mnli", "mnli")}, ValueError, "the tasks are mnli, mnli; give at least one, each once"),
-        ({"names": ()}, ValueError, "at least one, each once"),
-        ({"learning_rates": (1e-3, 1e-3)}, ValueError, "learning_rates is .*0.001, 0.001"),
-        ({"learning_rates": ()}, ValueError, "learning_rates is .*; give at least one value, each once"),
-        ({"restarts": 0}, ValueError, "restarts is 0; restarts must be at least 1"),
-        ({"names": ("mnli", "qnli")}, FileNotFoundError, "has no train.tsv"),
-        (
-            {"wnli": "majority"},
-            ValueError,
-            "wnli is 'majority', and wnli is not among the tasks mnli, stsb; ",
-        ),
-        (
-            {"hparams": replace(HPARAMS, seq_length=49)},
-            ValueError,
-            "seq_length is 49 and the encoder has 48 p",
-        ),
-        (
-            {"hparams": replace(HPARAMS, learning_rate=1e-5), "learning_rates": None},
-            ValueError,
-            "learning_rate is 1e-05, and a grid has learning_rates of its own; give learning_rates",
-        ),
+        ({"names": ("mnli", "ax")}, "unknown task ax; the tasks to train on are cola, sst2, "),
+        ({"names": ("mnli", "mnli")}, "the tasks are mnli, mnli; give at least one, each once"),
+        ({"names": ()}, "at least one, each once"),
+        ({"learning_rates": (1e-3, 1e-3)}, "learning_rates is .*0.001, 0.001"),
+        ({"learning_rates": ()}, "learning_rates is .*; give at least one value, each once"),
+        ({"restarts": 0}, "restarts is 0; restarts must be a whole number of at least 1"),
+        ({"names": ("mnli", "qnli")}, "has no train.tsv"),
+        ({"wnli": "majority"}, "wnli is 'majority', and wnli is not among the tasks mnli, stsb; "),
     ],
 )
-def test_refused_before_any_training(place, tmp_path, settings, error, message):
-    with runs.no_training(), pytest.raises(error, match=message):
+def test_refused_before_any_training(place, tmp_path, settings, message):
+    with runs.refused(message, output=tmp_path / "new"):
         start(place, output=tmp_path / "new", **settings)
-    assert not (tmp_path / "new").exists()
 
 
 def test_results_of_other_tasks_are_not_replaced(place, done):
@@ -365,77 +321,57 @@ def test_a_test_file_is_read_before_any_training(place, tmp_path, file, message)
     shutil.copytree(place / "glue", tmp_path / "glue")
     with (tmp_path / "glue" / f"{file}.tsv").open("a") as stream:
         stream.write("good\n")
-    with pytest.raises(ValueError, match=message):
+    with runs.refused(message, output=tmp_path / "new"):
         start(place, data=tmp_path / "glue", output=tmp_path / "new", names=("mnli",))
-    assert not (tmp_path / "new").exists()
 
 
 # Degenerate runs
 
-LABELS = np.repeat([0, 1], [32, 68]).astype(np.int32)  # MRPC's share of the majority
+
+def classes(*counts):
+    """Class 0 so many times, then class 1, and so on in turn."""
+    return np.repeat(np.arange(len(counts)) % 2, counts)
 
 
-def classes(name, ids):
-    return {"label": np.array([ROWS[name].labels[i].encode() for i in ids], object)}
-
-
+LABELS, SCORES = classes(32, 68), np.float32([1, 2, 3, 4])  # MRPC's share of the majority
 DEGENERATE = [
-    ("mrpc", np.ones(100, int), "equivalent for 100.0% of dev"),
-    ("mrpc", np.zeros(100, int), "not_equivalent for 100.0% of dev"),
-    ("cola", np.ones(100, int), "acceptable for 100.0% of dev"),
+    ("mrpc", classes(0, 100), LABELS, "equivalent for 100.0% of dev"),
+    ("mrpc", classes(100), LABELS, "not_equivalent for 100.0% of dev"),
+    ("cola", classes(0, 100), LABELS, "acceptable for 100.0% of dev"),
     # Some of both, and as many right as with class 1 for all.
-    (
-        "rte",
-        np.concatenate([[0] * 5, [1] * 27, [0] * 5, [1] * 63]),
-        "accuracy 0.6800; predicting the majority class has 0.6800",
-    ),
+    ("rte", classes(5, 27, 5, 63), LABELS, "accuracy 0.6800; predicting the majority class has 0.6800"),
     (
         "cola",
-        np.concatenate([[0] * 8, [1] * 24, [0] * 17, [1] * 51]),
+        classes(8, 24, 17, 51),
+        LABELS,
         "Matthews correlation 0.0000; predicting the majority class has 0.0000",
     ),
-    ("rte", np.concatenate([[0] * 20, [1] * 80]), None),
-    ("rte", np.concatenate([[0] * 6, [1] * 26, [0] * 5, [1] * 63]), None),  # one more right than that
-    ("cola", np.concatenate([[0] * 9, [1] * 23, [0] * 17, [1] * 51]), None),
+    ("rte", classes(20, 80), LABELS, None),
+    ("rte", classes(6, 26, 5, 63), LABELS, None),  # one more right than that
+    ("cola", classes(9, 23, 17, 51), LABELS, None),
+    # Nearly one class.
+    ("qqp", classes(9, 1991), classes(1000, 1000), "duplicate for 99.6% of dev"),
+    ("qqp", classes(20, 1980), classes(1000, 1000), None),
+    # Labels of one class show only that another is always predicted.
+    ("rte", classes(0, 20), classes(0, 20), None),
+    ("rte", classes(20), classes(0, 20), "entailment for 100.0% of dev"),
+    ("rte", classes(3, 1), np.array([0, 1, 1, -1]), "entailment for 100.0% of dev"),  # -1: without a label
+    ("stsb", [2.5] * 4, SCORES, "the score is always 2.5"),
+    ("stsb", [2.5, 2.51, 2.5, 2.51], SCORES, "the score is always 2.505"),
+    ("stsb", [1.0, np.nan, 2.0, 3.0], SCORES, "the score is always nan"),
+    ("stsb", [1.0, 1.5, 2.0, 1.2], SCORES, None),
+    ("stsb", [2.5, 3.5, 3.5, 2.5], SCORES, "Pearson correlation 0.0000; predicting the mean score has none"),
 ]
 
 
-@pytest.mark.parametrize(("name", "ids", "reason"), DEGENERATE)
-def test_degenerate_classes(name, ids, reason):
-    assert Glue(ROWS[name]).degenerate(classes(name, ids), {"label": LABELS}) == reason
-
-
-def test_labels_of_one_class_show_only_that_another_is_always_predicted():
-    labels = {"label": np.ones(20, np.int32)}
-    assert Glue(ROWS["rte"]).degenerate(classes("rte", np.ones(20, int)), labels) is None
-    why = Glue(ROWS["rte"]).degenerate(classes("rte", np.zeros(20, int)), labels)
-    assert why == "entailment for 100.0% of dev"
-
-
-def test_nearly_one_class_is_degenerate():
-    labels = np.repeat([0, 1], 1000).astype(np.int32)
-    ids = np.ones(2000, int)
-    ids[:9] = 0
-    assert (
-        Glue(ROWS["qqp"]).degenerate(classes("qqp", ids), {"label": labels}) == "duplicate for 99.6% of dev"
-    )
-    ids[:20] = 0
-    assert Glue(ROWS["qqp"]).degenerate(classes("qqp", ids), {"label": labels}) is None
-
-
-@pytest.mark.parametrize(
-    ("scores", "reason"),
-    [
-        (np.full(4, 2.5), "the score is always 2.5"),
-        ([2.5, 2.51, 2.5, 2.51], "the score is always 2.505"),
-        ([1.0, np.nan, 2.0, 3.0], "the score is always nan"),
-        ([1.0, 1.5, 2.0, 1.2], None),
-        ([2.5, 3.5, 3.5, 2.5], "Pearson correlation 0.0000; predicting the mean score has none"),
-    ],
-)
-def test_degenerate_scores(scores, reason):
-    raw = {"label": np.float32([1, 2, 3, 4])}
-    assert Glue(ROWS["stsb"]).degenerate({"score": np.float32(scores)}, raw) == reason
+@pytest.mark.parametrize(("name", "given", "labels", "reason"), DEGENERATE)
+def test_degenerate(name, given, labels, reason):
+    if name == "stsb":
+        answers = {"score": np.float32(given)}
+    else:
+        answers = {"label": np.array([ROWS[name].labels[i].encode() for i in given], object)}
+        labels = labels.astype(np.int32)
+    assert TextClassification.open(name).degenerate(answers, {"label": labels}) == reason
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1, 1e4])
@@ -452,30 +388,18 @@ def test_nearly_no_explained_variance_is_degenerate(correlation, stuck):
     labels = np.float32([1, 2, 3, 4])
     along, across = (labels - 2.5) / np.sqrt(5), np.float32([1, -1, -1, 1]) / 2  # of length 1
     scores = 2.5 + correlation * along + np.sqrt(1 - correlation**2) * across
-    why = Glue(ROWS["stsb"]).degenerate({"score": np.float32(scores)}, {"label": labels})
+    why = TextClassification.open("stsb").degenerate({"score": np.float32(scores)}, {"label": labels})
     assert why == (
         f"Pearson correlation {correlation:.4f}; predicting the mean score has none" if stuck else None
     )
-
-
-def test_unlabelled_examples_are_ignored():
-    raw = {"label": np.int32([0, 1, 1, -1])}
-    assert Glue(ROWS["rte"]).degenerate(classes("rte", [0, 0, 0, 1]), raw) == "entailment for 100.0% of dev"
 
 
 # Tables and scores
 
 
 def outcome(rate, seed, why=None, **measures):
-    return Outcome(
-        learning_rate=rate,
-        batch_size=32,
-        epochs=3,
-        seed=seed,
-        path=Path("x"),
-        measures=measures,
-        degenerate=why,
-    )
+    place = {"learning_rate": rate, "batch_size": 32, "epochs": 3, "seed": seed}
+    return Outcome(name="x", task="x", place=place, path=Path("x"), measures=measures, degenerate=why)
 
 
 MRPC = [
@@ -499,36 +423,36 @@ MNLI = Summary(
 
 
 def test_a_degenerate_run_is_counted_and_left_out():
-    summary = summarize(Glue(ROWS["mrpc"]), MRPC)
+    summary = summarize(TextClassification.open("mrpc"), MRPC)
     assert summary.best is MRPC[1]
     assert (summary.median, summary.lowest, summary.highest) == (0.88, 0.80, 0.90)
     assert summary.score == pytest.approx(0.88)  # F1 and accuracy first
-    table, stuck, _ = tables([summary])
+    table, stuck, _ = summary_tables([summary])
     assert table.rows == [
         ("mrpc", 4, 1, "f1 0.9000, accuracy 0.8600", "5e-05, 2", "f1 0.8800", "0.8000 - 0.9000")
     ]
     assert stuck.rows == [("mrpc", "5e-05, 1", "equivalent for 100.0% of dev")]
     assert "--bias-correction" in stuck.title and "more epochs" in stuck.title
-    kept = as_json([summary])["tasks"]["mrpc"]
+    kept = glue_json([summary])["tasks"]["mrpc"]
     assert kept["degenerate"] == 1 and kept["runs"][0]["degenerate"] == "equivalent for 100.0% of dev"
     assert kept["median"] == 0.88 and len(kept["runs"]) == 4
     # A run that learned comes before a majority class with the higher F1.
-    assert summarize(Glue(ROWS["mrpc"]), [MRPC[0], MRPC[2]]).best is MRPC[2]
+    assert summarize(TextClassification.open("mrpc"), [MRPC[0], MRPC[2]]).best is MRPC[2]
 
 
 def test_all_degenerate():
-    summary = summarize(Glue(ROWS["mrpc"]), MRPC[:1])
+    summary = summarize(TextClassification.open("mrpc"), MRPC[:1])
     assert summary.best is MRPC[0] and summary.median is None
-    table, stuck, _ = tables([summary])
+    table, stuck, _ = summary_tables([summary])
     assert table.rows[0][-2:] == ("-", "-") and len(stuck.rows) == 1
-    json.dumps(as_json([summary]))
+    json.dumps(glue_json([summary]))
 
 
 def test_glue_score():
     """Measures of a task first, then both splits of MNLI, then the tasks."""
-    mrpc = summarize(Glue(ROWS["mrpc"]), MRPC)
+    mrpc = summarize(TextClassification.open("mrpc"), MRPC)
     assert glue_score([MNLI, mrpc]) == pytest.approx((0.81 + (0.90 + 0.86) / 2) / 2)
-    assert as_json([MNLI, mrpc])["glue_score_on_dev"] == {
+    assert glue_json([MNLI, mrpc])["glue_score_on_dev"] == {
         "score": pytest.approx(0.845),
         "tasks": 2,
         "of": 9,
@@ -580,16 +504,18 @@ def test_a_file_of_the_leaderboard_is_whole_or_as_before(wnli, monkeypatch, name
         assert archive.read("WNLI.tsv") == b"index\tprediction\n0\t1\n"
 
 
-@pytest.mark.parametrize("part", ["submit", "reports.draw"])
+@pytest.mark.parametrize("part", ["submit", "draw"])
 def test_results_are_written_after_all_other_files(place, tmp_path, monkeypatch, part):
     def stops(*given, **how):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(glue_protocol.protocol, "run_tasks", lambda *given, **how: ([MNLI], []))
-    monkeypatch.setattr(glue_protocol, "submit", lambda *given, **how: [])
-    monkeypatch.setattr(f"bert_keras.tasks.study.glue_protocol.{part}", stops)
+    monkeypatch.setattr(grid, "run_cells", lambda *given, **how: [replace(MNLI.best, task="mnli")])
+    monkeypatch.setattr(protocol, "_check_has_weights", lambda best: None)
+    monkeypatch.setattr(protocol, "summarize", lambda *given, **how: MNLI)
+    monkeypatch.setattr(protocol, "submit", lambda *given, **how: [])
+    monkeypatch.setattr(protocol if part == "submit" else report, part, stops)
     with pytest.raises(KeyboardInterrupt):
-        start(place, output=tmp_path)
+        start(place, names=("mnli",), output=tmp_path)
     assert not (tmp_path / "results.json").exists()
 
 

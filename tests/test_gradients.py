@@ -1,5 +1,7 @@
 """The gradients of our own are those of the plain operations, and sum in float32."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,7 +9,7 @@ from encoders import small
 from parity import array, random_features
 
 from bert_keras.features import SEQUENCE_OUTPUT
-from bert_keras.model import gradients, kernels
+from bert_keras.model import kernels
 from bert_keras.model.encoder import BertEncoder
 
 WIDTH = 24
@@ -20,7 +22,7 @@ def drawn(*shape, seed=0, dtype="float32", scale=1.0):
 def norm_of(dtype):
     """The plain and our own layer normalization, with sums of the dtype."""
     plain = lambda *inputs: kernels._plain_layer_norm(*inputs, 1e-12, dtype)  # noqa: E731
-    return plain, lambda *inputs: gradients.layer_norm(*inputs, 1e-12)
+    return plain, lambda *inputs: kernels.layer_norm(*inputs, 1e-12, dtype=dtype, training=True)
 
 
 def with_gradients(function, inputs, upstream):
@@ -35,7 +37,7 @@ def with_gradients(function, inputs, upstream):
 @pytest.mark.parametrize("name", ["gelu_tanh", "gelu_erf", "layer_norm"])
 def test_equal_the_plain_operations(name, dtype, traced):
     inputs = [drawn(2, 5, WIDTH, dtype=dtype, scale=3)]
-    plain, own = getattr(kernels, name), getattr(gradients, name)
+    plain, own = getattr(kernels, name), functools.partial(getattr(kernels, name), training=True)
     if name == "layer_norm":
         inputs += [drawn(WIDTH, seed=2, dtype=dtype), drawn(WIDTH, seed=3, dtype=dtype)]
         plain, own = norm_of(dtype)
@@ -52,7 +54,7 @@ def test_equal_the_plain_operations(name, dtype, traced):
 def test_in_bfloat16_only_the_results_are_rounded(name):
     x, upstream = drawn(64, WIDTH, dtype="bfloat16"), drawn(64, WIDTH, seed=1, dtype="bfloat16")
     inputs = [x]
-    plain, own = getattr(kernels, name), getattr(gradients, name)
+    plain, own = getattr(kernels, name), functools.partial(getattr(kernels, name), training=True)
     if name == "layer_norm":
         inputs += [drawn(WIDTH, seed=2), drawn(WIDTH, seed=3)]
         plain, own = norm_of("float32")
@@ -121,8 +123,9 @@ def test_xla_compiles_them():
     inputs = [drawn(6, WIDTH), drawn(WIDTH, seed=2), drawn(WIDTH, seed=3)]
 
     def step(x, gamma, beta):
-        normed = gradients.layer_norm(x, gamma, beta, 1e-12)
-        return gradients.add_bias(gradients.gelu_erf(gradients.gelu_tanh(normed)), beta)
+        normed = kernels.layer_norm(x, gamma, beta, 1e-12, dtype="float32", training=True)
+        active = kernels.gelu_erf(kernels.gelu_tanh(normed, training=True), training=True)
+        return kernels._traced(kernels._add_bias, active, beta)
 
     plain, compiled = (
         tf.function(with_gradients, autograph=False, jit_compile=compiles)(

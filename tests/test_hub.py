@@ -19,7 +19,7 @@ from runs import ROOT, SIZES, VOCABULARY, contents, full_disk, run_command, text
 from tensorflow.core.protobuf import saved_model_pb2
 
 from bert_keras import checkpoints
-from bert_keras.checkpoints.variables import Checkpoint
+from bert_keras.checkpoints.checkpoint import Checkpoint
 from bert_keras.cli.main import main
 from bert_keras.config import BertConfig
 from bert_keras.features import ENCODER_INPUTS, INPUT_WORD_IDS, MASKED_LM_POSITIONS
@@ -31,6 +31,7 @@ from bert_keras.savedmodels import hub, reload
 from bert_keras.savedmodels.verify import ask
 from bert_keras.tasks.pretraining.vocabulary import write_vocabulary
 from bert_keras.text.preprocessing import Preprocessor
+from bert_keras.text.vocabulary import Vocabulary
 from bert_keras.text.wordpiece import WordPiece
 
 SEQ_LENGTH = 24
@@ -72,7 +73,7 @@ def checkpoint_of(config: BertConfig, *, masked_lm: bool) -> tuple[Checkpoint, B
     model = BertEncoder(config)
     head = MaskedLMHead(model)
     collected = checkpoints.collect(config, model, **({"masked_lm": head} if masked_lm else {}))
-    return dataclasses.replace(collected, vocabulary=VOCABULARY, lower_case=True), model, head
+    return dataclasses.replace(collected, vocabulary=Vocabulary(VOCABULARY, lower_case=True)), model, head
 
 
 @pytest.fixture(scope="module")
@@ -336,7 +337,7 @@ def test_bad_input_of_write_pair(pair, tmp_path):
     ):
         write(pair.checkpoint, seq_length=49)
     with pytest.raises(ValueError, match="has no vocabulary"):
-        write(dataclasses.replace(pair.checkpoint, vocabulary=None), seq_length=SEQ_LENGTH)
+        write(dataclasses.replace(pair.checkpoint, vocabulary=Vocabulary()), seq_length=SEQ_LENGTH)
     without = {name: one for name, one in pair.checkpoint.tensors.items() if not name.startswith("pooler/")}
     with pytest.raises(ValueError, match=r"has no pooler/.*fresh=\('pooler',\) initializes it randomly"):
         write(dataclasses.replace(pair.checkpoint, tensors=without), seq_length=SEQ_LENGTH)

@@ -19,6 +19,7 @@ from bert_keras.fields import Masking
 from bert_keras.tasks.hparams import Sampling
 from bert_keras.tasks.pretraining.corpus import Corpus
 from bert_keras.tasks.pretraining.instance_stream import (
+    InstanceMaker,
     Place,
     shards,
     stream,
@@ -34,8 +35,10 @@ from bert_keras.text.wordpiece import WordPiece
 def streamed(vocab, texts=None, *, settings=None, **options):
     return stream(
         texts or texts_of(),
-        tokenizer=WordPiece.from_file(str(vocab)),
-        settings=Sampling(**{"seq_length": 32, "dupe_factor": 1} | (settings or {})),
+        InstanceMaker(
+            tokenizer=WordPiece.from_file(str(vocab)),
+            settings=Sampling(**{"seq_length": 32, "dupe_factor": 1} | (settings or {})),
+        ),
         **{"seed": 7, "shard_bytes": 2_000, "shard_documents": 5, "epochs": 1} | options,
     )
 
@@ -148,9 +151,11 @@ def test_whole_words_of_a_segmenter_are_masked(tmp_path):
 def test_a_stream_has_word_starts(tmp_path):
     features = stream(
         [[*WORDS_OF]] * 3,
-        tokenizer=WordPiece(CHINESE),
-        settings=Sampling(seq_length=32, sampler="contiguous", short_seq_prob=0, dupe_factor=1),
-        segment=segment,
+        InstanceMaker(
+            tokenizer=WordPiece(CHINESE),
+            settings=Sampling(seq_length=32, sampler="contiguous", short_seq_prob=0, dupe_factor=1),
+            segment=segment,
+        ),
         seed=0,
         epochs=1,
     )
@@ -199,12 +204,16 @@ def test_workers_change_no_instance_and_no_place(vocab):
 @pytest.mark.long
 def test_an_error_in_a_worker_is_the_error_of_the_stream(tmp_path):
     failures = []
-    options = {"tokenizer": WordPiece(CHINESE), "settings": Sampling(seq_length=32), "seed": 0}
+    how = {"tokenizer": WordPiece(CHINESE), "settings": Sampling(seq_length=32)}
     instances = stream(
-        [[*WORDS_OF]] * 3, segment=with_a_missing_word, failed=failures.append, workers=2, **options
+        [[*WORDS_OF]] * 3,
+        InstanceMaker(segment=with_a_missing_word, **how),
+        failed=failures.append,
+        workers=2,
+        seed=0,
     )
     with pytest.raises(tf.errors.OpError):
         next(iter(instances))
     assert isinstance(failures[0], ValueError) and "the segmenter gives 'more'" in str(failures[0])
     with pytest.raises(ValueError, match="segment cannot be sent to a worker process .* one of a module"):
-        stream([[*WORDS_OF]] * 3, segment=lambda line: [line], workers=2, **options)
+        stream([[*WORDS_OF]] * 3, InstanceMaker(segment=lambda line: [line], **how), workers=2, seed=0)

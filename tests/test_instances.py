@@ -33,13 +33,10 @@ from bert_keras.features import (
 from bert_keras.fields import Masking
 from bert_keras.tasks.hparams import Sampling
 from bert_keras.tasks.pretraining.corpus import Corpus
-from bert_keras.tasks.pretraining.instance_sources import check_batch
-from bert_keras.tasks.pretraining.instance_stream import name_of_segmenter, shards, tokenize_documents
-from bert_keras.tasks.pretraining.manifest import read_manifest
-from bert_keras.tasks.pretraining.read_records import read_records
+from bert_keras.tasks.pretraining.instance_stream import describe_segmenter, shards, tokenize_documents
+from bert_keras.tasks.pretraining.records import read_manifest, read_records
 from bert_keras.tasks.pretraining.samplers import make_instances
-from bert_keras.tasks.pretraining.tfrecord import record_writer
-from bert_keras.tasks.pretraining.write_records import write_records
+from bert_keras.tasks.pretraining.write_records import Job, record_writer, write_records
 from bert_keras.text.wordpiece import WordPiece
 
 ROOT = Path(__file__).parents[1]
@@ -185,7 +182,7 @@ def test_an_interrupted_folder_is_completed(written, vocab, tmp_path):
     assert sorted(os.listdir(path)) == kept
     with pytest.raises(ValueError, match="is not complete .*; .*resume"):
         read_records(path)
-    (path / "00002.tfrecord.1.tmp").write_bytes(b"half a file")
+    (path / ".00002.tfrecord.1.tmp").write_bytes(b"half a file")
     times = [(path / name).stat().st_mtime_ns for name in kept[:2]]
     assert write(path, vocab) == written[1]
     assert digests(path) == digests(written[0])
@@ -212,7 +209,7 @@ def test_a_missing_or_damaged_file_is_written_again(damage, written, vocab, tmp_
 
 def test_segmenters_are_told_apart():
     names = [
-        name_of_segmenter(one)
+        describe_segmenter(one)
         for one in (
             str.split,
             str.splitlines,
@@ -226,27 +223,24 @@ def test_segmenters_are_told_apart():
 GOLDEN = Path(__file__).parent / "golden" / "instances"
 
 
-def write_golden(path):
-    """The call that version 0.1 was interrupted in, after two of its shards."""
-    return write_records(
-        texts_of(16),
-        path,
+def test_the_bytes_of_records_stay(tmp_path):
+    """Two shards and their counts, which version 0.1 wrote."""
+    job = Job(
+        path=tmp_path / "new",
         make_tokenizer=functools.partial(WordPiece, PIECES),
         settings=Sampling(seq_length=16, dupe_factor=1),
         masking=Masking(max_predictions=2),
         shard_bytes=600,
         shard_documents=3,
     )
-
-
-def test_a_folder_of_an_older_version_is_resumed(tmp_path):
-    shutil.copytree(GOLDEN, tmp_path / "old")
-    done = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "old").glob("*.tfrecord")}
-    assert len(done) == len(read_manifest(GOLDEN)["shards"]) == 2
-    assert write_golden(tmp_path / "old") == write_golden(tmp_path / "new")
-    old, new = digests(tmp_path / "old"), digests(tmp_path / "new")
-    assert {**old, "manifest.json": None} == {**new, "manifest.json": None}
-    assert {name: (tmp_path / "old" / name).stat().st_mtime_ns for name in done} == done
+    write_records(texts_of(16), job)
+    files = sorted(GOLDEN.glob("*.tfrecord"))
+    assert len(files) == 2
+    for file in files:
+        assert (tmp_path / "new" / file.name).read_bytes() == file.read_bytes()
+    golden = json.loads((GOLDEN / "manifest.json").read_text())["shards"]
+    made = read_manifest(tmp_path / "new")["shards"]
+    assert [shard | {"sha256": None} for shard in made[:2]] == [shard | {"sha256": None} for shard in golden]
 
 
 def test_a_folder_that_was_just_begun_is_resumed(written, vocab, tmp_path):
@@ -379,17 +373,6 @@ def test_damaged_files_are_named(written, tmp_path):
         read_records(path)
 
 
-def test_a_folder_of_another_form_is_named(written, tmp_path):
-    path = tmp_path / "copy"
-    shutil.copytree(written[0], path)
-    manifest = read_manifest(path)
-    (path / "manifest.json").write_text(json.dumps(manifest | {"format_version": 2}))
-    with pytest.raises(
-        ValueError, match="manifest.json has format_version 2, .* reads 1; write the instances again"
-    ):
-        read_records(path)
-
-
 def test_other_files_are_named(tmp_path):
     file = tmp_path / "a.tfrecord"
     file.write_bytes(b"no records")
@@ -442,7 +425,7 @@ def test_one_document_has_no_random_next(tmp_path, vocab):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (("--seed", "-1"), "seed is -1; seed must be at least 0"),
+        (("--seed", "-1"), "seed is -1; seed must be a whole number of at least 0"),
         (("--workers", "-1"), "workers is -1; give a number of processes, 1 or more"),
         (("--workers", "0"), "workers is 0; give a number of processes, 1 or more"),
     ],
@@ -481,12 +464,6 @@ def test_good_text_has_no_warning(written):
     assert written[1].warnings == ()
 
 
-def test_less_than_a_batch_is_named():
-    check_batch(32, batch_size=32)
-    with pytest.raises(ValueError, match="there are 31 instances, fewer than a batch of 32"):
-        check_batch(31, batch_size=32)
-
-
 # -----------------------------------------------------------------------------------------------------------
 # Real text
 
@@ -523,7 +500,7 @@ from bert_keras.text.wordpiece import WordPiece
 from bert_keras.tasks.pretraining.corpus import Corpus
 from bert_keras.tasks.pretraining.write_records import write_records
 from bert_keras.tasks.hparams import Sampling
-from bert_keras.tasks.pretraining.tfrecord import record_writer
+from bert_keras.tasks.pretraining.write_records import record_writer
 if __name__ == "__main__":
     files, vocab, out = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
     make = functools.partial(WordPiece.from_file, vocab)
@@ -565,7 +542,7 @@ def test_command(tmp_path, vocab, capfd, monkeypatch):
     text, output = tmp_path / "text.txt", tmp_path / "out"
     text.write_text("\n\n".join("\n".join(runs.texts(6, seed=i)) for i in range(40)))
     command = ["instances", "--text", text, "--vocab", vocab, "--seq-length", "32", "--workers", "1"]
-    settings = ["--masks", "--set", "dupe_factor=2", "max_predictions=5"]
+    settings = ["--masks", "--dupe-factor", "2", "--max-predictions", "5"]
     code, out, err = runs.run_command(capfd, *command, "--output", output, *settings)
     assert code == 0, err
     rows = rows_of(output)
@@ -579,10 +556,10 @@ def test_command(tmp_path, vocab, capfd, monkeypatch):
     row = rows_of(tmp_path / "segmented")[0]
     framed = np.isin(row[INPUT_WORD_IDS], (2, 3))
     assert (row[WORD_STARTS] == row[INPUT_MASK] - framed).all(), "every letter is a word"
-    code, _, err = runs.run_command(capfd, *other, "--set", "num_layers=2")
-    assert code == 1 and "unknown setting num_layers; instances accepts" in err
-    code, _, err = runs.run_command(capfd, *other, "--set", "dupe_factor=2", "share=0.3")
-    assert code == 1 and "share applies only to static masks; give --masks, or set share in pretrain" in err
+    code, _, err = runs.run_command(capfd, *other, "--num-layers", "2")
+    assert code == 2 and "unrecognized arguments: --num-layers" in err
+    code, _, err = runs.run_command(capfd, *other, "--dupe-factor", "2", "--share", "0.3")
+    assert code == 1 and "--share applies only to static masks; give --masks, or give --share to" in err
     code, _, err = runs.run_command(capfd, *other[:-1], "letters:none")
     assert code == 1 and "has no attribute 'none'" in err and "give MODULE:FUNCTION" in err
 

@@ -9,10 +9,9 @@ from trainings import QUICK, place  # noqa: F401
 
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
-from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.finetuning.finetune import _compiled_model, plan_finetuning
-from bert_keras.tasks.problems.classification import Glue
-from bert_keras.tasks.problems.tagging import Conll
+from bert_keras.tasks.problems.classification import TextClassification
+from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.training.task_model import heads_of
 
 
@@ -51,18 +50,14 @@ TAGS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
 @pytest.mark.parametrize(
     ("task", "labels", "places"),
     [
-        (Glue(ROWS["sst2"]), ["positive", "negative"], [1, 0]),
-        (Glue(ROWS["sst2"]), ["NEGATIVE", "POSITIVE"], [0, 1]),
-        (
-            Glue(dataclasses.replace(ROWS["sst2"], labels=("LABEL_1", "LABEL_0"))),
-            ["LABEL_0", "LABEL_1"],
-            [1, 0],
-        ),
-        (Glue(ROWS["mnli"]), ["CONTRADICTION", "ENTAILMENT", "NEUTRAL"], [1, 2, 0]),
-        (Glue(ROWS["mnli"], pooling="concat"), ["contradiction", "entailment", "neutral"], [1, 2, 0]),
-        (Conll(TAGS, scheme="IOB2"), ["B-PER", "I-PER", "B-LOC", "I-LOC", "O"], [4, 2, 0, 3, 1]),
+        (TextClassification.open("sst2"), ["positive", "negative"], [1, 0]),
+        (TextClassification.open("sst2"), ["NEGATIVE", "POSITIVE"], [0, 1]),
+        (TextClassification(("LABEL_1", "LABEL_0")), ["LABEL_0", "LABEL_1"], [1, 0]),
+        (TextClassification.open("mnli"), ["CONTRADICTION", "ENTAILMENT", "NEUTRAL"], [1, 2, 0]),
+        (TextClassification.open("mnli", pooling="concat"), ["contradiction", "entailment", "neutral"], [1, 2, 0]),
+        (Tagging(TAGS, scheme="IOB2"), ["B-PER", "I-PER", "B-LOC", "I-LOC", "O"], [4, 2, 0, 3, 1]),
     ],
-)
+)  # fmt: skip
 def test_a_kept_head_has_the_task_s_labels(task, labels, places, place, tmp_path):
     """Labels may have any order in Hugging Face's id2label."""
     id2label = {str(i): label for i, label in enumerate(labels)}
@@ -74,24 +69,18 @@ def test_a_kept_head_has_the_task_s_labels(task, labels, places, place, tmp_path
 @pytest.mark.parametrize(
     ("id2label", "said"),
     [
-        (
-            {"0": "LABEL_0", "1": "LABEL_1"},
-            "the checkpoint's labels are LABEL_0, LABEL_1 and the labels of sst2",
-        ),
+        ({"0": "LABEL_0", "1": "LABEL_1"}, "the checkpoint's labels are LABEL_0, LABEL_1 and the labels of sst2"),
         (None, "the checkpoint's labels have no names; the labels of sst2 are negative, positive; "),
-        (
-            {"0": "negative"},
-            "the checkpoint's labels are negative and the labels of sst2 are negative, positive; ",
-        ),
+        ({"0": "negative"}, "the checkpoint's labels are negative and the labels of sst2 are negative, positive; "),
     ],
-)
+)  # fmt: skip
 def test_a_kept_head_without_names_is_refused(place, tmp_path, id2label, said):
     """Rows in an order that only their maker knows. Transformers writes no id2label for two labels without names."""
     with pytest.raises(
         BertKerasError, match=f"{said}.*name them in .*id2label as the task does, in the head's order"
     ):
-        kept_head(Glue(ROWS["sst2"]), place, tmp_path / "there", id2label, labels=2)
-    task = Glue(ROWS["sst2"])
+        kept_head(TextClassification.open("sst2"), place, tmp_path / "there", id2label, labels=2)
+    task = TextClassification.open("sst2")
     assert kept_head(task, place, tmp_path / "named", {"0": "positive", "1": "negative"}) == [1, 0]
 
 
@@ -102,7 +91,7 @@ def test_a_kept_head_of_googles_format_is_refused(place, tmp_path):
     checkpoints.write(there, tmp_path / "google", format="google")
     with pytest.raises(BertKerasError, match="labels have no names; .*convert it to hugging-face"):
         _compiled_model(
-            Glue(ROWS["mnli"]),
+            TextClassification.open("mnli"),
             checkpoints.read(tmp_path / "google"),
             QUICK,
             total_steps=1,
@@ -114,7 +103,7 @@ def test_a_kept_head_of_googles_format_is_refused(place, tmp_path):
 def test_a_kept_head_of_other_labels(place, tmp_path):
     message = "the checkpoint's labels are bad, good and the labels of sst2 are negative, positive; leave keep_head out"
     with pytest.raises(ValueError, match=message):
-        kept_head(Glue(ROWS["sst2"]), place, tmp_path / "there", {"0": "bad", "1": "good"})
+        kept_head(TextClassification.open("sst2"), place, tmp_path / "there", {"0": "bad", "1": "good"})
     checkpoints.write(checkpoints.read(tmp_path / "there"), tmp_path / "copied", format="hugging-face")
     assert checkpoints.read(tmp_path / "copied").labels == ("bad", "good")
 
@@ -123,5 +112,8 @@ def test_random_weights_have_no_head_to_keep(place):  # noqa: F811
     random = dataclasses.replace(checkpoints.read(place / "checkpoint"), tensors={})
     with pytest.raises(BertKerasError, match="keep_head and random weights"):
         plan_finetuning(
-            Glue(ROWS["sst2"], place / "reviews"), checkpoint=random, hparams=QUICK, keep_head=True
+            TextClassification.open("sst2", place / "reviews"),
+            checkpoint=random,
+            hparams=QUICK,
+            keep_head=True,
         )

@@ -9,15 +9,15 @@ import tensorflow as tf
 from runs import run_command, texts, write_checkpoint, write_data
 
 import bert_keras as bk
+from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
 from bert_keras.features import EXAMPLE_INDEX, INPUT_MASK, INPUT_WORD_IDS
-from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.finetuning.finetune import plan_finetuning
-from bert_keras.tasks.frozen.extract import Extractor, Words
+from bert_keras.tasks.frozen.extractor import text_units
 from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.runs.run_folder import load_run
-from bert_keras.tasks.strings.text_data import text_batches
+from bert_keras.tasks.strings.text_batches import text_batches
 from bert_keras.text.preprocessing import Preprocessor
 
 pytestmark = [
@@ -147,11 +147,16 @@ TOO_FAR = {
     "tags": (lambda checkpoint: bk.tagger(checkpoint, ["PER"], seq_length=16, doc_stride=100), 14),
     "a plan": (
         lambda checkpoint: plan_finetuning(
-            Glue(ROWS["sst2"], "/", doc_stride=60), checkpoint=checkpoint, hparams=Hparams(seq_length=16)
+            TextClassification.open("sst2", "/", doc_stride=60),
+            checkpoint=checkpoint,
+            hparams=Hparams(seq_length=16),
         ),
         14,
     ),
-    "features": (lambda checkpoint: Extractor(checkpoint, units=Words(doc_stride=40), seq_length=16), 14),
+    "features": (
+        lambda checkpoint: text_units("word", checkpoints.read(checkpoint), seq_length=16, doc_stride=40),
+        14,
+    ),
 }
 
 
@@ -197,18 +202,10 @@ def test_short_texts_are_classified_as_without_windows(model, checkpoint):
 
 KINDS = {
     "class": (lambda ckpt, **o: bk.classifier(ckpt, NAMES, **o), LABELS, "accuracy"),
-    "multi": (
-        lambda ckpt, **o: bk.classifier(ckpt, NAMES, multi=True, **o),
-        [[NAMES[label]] for label in LABELS],
-        "f1",
-    ),
+    "multi": (lambda ckpt, **o: bk.classifier(ckpt, NAMES, multi=True, **o), [[NAMES[label]] for label in LABELS], "f1"),
     "score": (bk.regressor, [float(label) for label in LABELS], "spearman"),
-    "pair": (
-        lambda ckpt, **o: bk.classifier(ckpt, NAMES, text=("a", "b"), **o),
-        LABELS,
-        "accuracy",
-    ),
-}
+    "pair": (lambda ckpt, **o: bk.classifier(ckpt, NAMES, text=("a", "b"), **o), LABELS, "accuracy"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -276,7 +273,7 @@ def test_the_commands_read_windows(checkpoint, tmp_path, capfd):
 
 
 def test_a_task_without_windows_is_written_as_before(sst2):
-    assert "doc_stride" not in Glue(ROWS["sst2"]).to_json()
+    assert "doc_stride" not in TextClassification.open("sst2").to_json()
     run = load_run(sst2.run)
     assert run.task.doc_stride is None and not run.task.windowed
 

@@ -7,12 +7,7 @@ import pytest
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
-from bert_keras.optimization.losses import (
-    GlobalMean,
-    binary_cross_entropy,
-    cross_entropy,
-    squared_error,
-)
+from bert_keras.optimization.losses import GlobalMean, binary_cross_entropy, cross_entropy, squared_error
 from bert_keras.optimization.schedules import SlantedTriangular, WarmupLinearDecay
 
 

@@ -16,12 +16,7 @@ from bert_keras.features import (
     WORD_STARTS,
 )
 from bert_keras.fields import Masking
-from bert_keras.text.masking import (
-    Pieces,
-    ask_next,
-    count_asked,
-    mask,
-)
+from bert_keras.text.masking import Pieces, ask_next, count_asked, mask
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.wordpiece import WordPiece
 
@@ -342,15 +337,18 @@ def test_a_data_set_knows_the_shapes(tokenizer, pieces):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"share": 0.0}, "share is 0.0; share must be over 0"),
-        ({"share": 1.5}, "share is 1.5; share must be over 0, at most 1"),
-        ({"max_predictions": 0}, "max_predictions is 0; max_predictions must be at least 1"),
-        ({"max_ngram": 0}, "max_ngram is 0; max_ngram must be at least 1"),
+        ({"share": 0.0}, "share is 0.0; share must be a finite number over 0"),
+        ({"share": 1.5}, "share is 1.5; share must be a finite number over 0 and at most 1"),
         (
-            {"hide": 0.9},
-            r"hide, keep and replace are \(0.9, 0.1, 0.1\); give rates that sum to 1",
+            {"max_predictions": 0},
+            "max_predictions is 0; max_predictions must be a whole number of at least 1",
         ),
-        ({"hide": 1.1, "keep": -0.1, "replace": 0.0}, "hide is 1.1; hide must be at least 0, at most 1"),
+        ({"max_ngram": 0}, "max_ngram is 0; max_ngram must be a whole number of at least 1"),
+        ({"hide": 0.9}, r"hide, keep and replace are \(0.9, 0.1, 0.1\); give rates that sum to 1"),
+        (
+            {"hide": 1.1, "keep": -0.1, "replace": 0.0},
+            "hide is 1.1; hide must be a finite number of at least 0 and at most 1",
+        ),
         ({"random_pieces": "any"}, "random_pieces is 'any'; random_pieces must be one of vocabulary, real"),
     ],
 )

@@ -16,7 +16,7 @@ from runs import ROOT, SIZES, bare_environment, run_command, write_checkpoint, w
 
 from bert_keras import checkpoints
 from bert_keras.checkpoints import downloads
-from bert_keras.checkpoints.known_models import (
+from bert_keras.checkpoints.published import (
     ADDRESSES,
     GOOGLE_ARCHIVES,
     KNOWN,
@@ -35,7 +35,7 @@ from bert_keras import checkpoints
 for name in sys.argv[1:]:
     try:
         found = checkpoints.read(name)
-        made = {**found.origin, "tokens": len(found.vocabulary or ()), "tensors": len(found.tensors)}
+        made = {**found.origin, "tokens": len(found.vocabulary.tokens or ()), "tensors": len(found.tensors)}
     except ValueError as error:
         made = {"error": type(error).__name__, "text": str(error)}
     print(json.dumps(made))
@@ -343,7 +343,7 @@ def test_the_addresses_of_names():
         f"{TF_HUB_URL}bert_zh_L-12_H-768_A-12/4": "model_garden://chinese_L-12_H-768_A-12",
         "google://x": "google://x",
     }
-    assert {name: downloads.address_of(name) for name in wanted} == wanted
+    assert {name: downloads.find_address(name) for name in wanted} == wanted
     assert GOOGLE_ARCHIVES["uncased_L-12_H-768_A-12"] == "2018_10_18/uncased_L-12_H-768_A-12.zip"
     assert GOOGLE_ARCHIVES["uncased_L-8_H-512_A-8"] == "2020_02_20/uncased_L-8_H-512_A-8.zip"
     assert (len(GOOGLE_ARCHIVES), len(MODEL_GARDEN_ARCHIVES)) == (24 + 8, 8)

@@ -107,8 +107,8 @@ def test_a_model_of_strings_trains_in_all_workers(folder):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_chief_alone_trains_on_frozen_features(folder):
-    """An ablation whose other runs all workers train."""
+def test_an_ablation_trains_on_frozen_features(folder):
+    """The chief computes the vectors, which all workers read."""
     (folder / "entities").mkdir()
     for seed, stem in enumerate(("train", "valid")):
         sentences = [

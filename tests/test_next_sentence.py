@@ -18,8 +18,10 @@ from bert_keras.model.heads import NextSentenceHead
 from bert_keras.tasks.batches import predict
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.problems.next_sentence import ROWS, NextSentence
+from bert_keras.tasks.options import SENTENCE_PAIR_LABELS
+from bert_keras.tasks.problems.next_sentence import NextSentence
 from bert_keras.tasks.runs.run_folder import TASKS, load_run, pretrained_run
+from bert_keras.text.vocabulary import Vocabulary
 
 PAIRS = [
     ("bad .", "! good"),
@@ -38,7 +40,7 @@ def write(folder, *, labels=None, **changes):
     encoder = BertEncoder(config)
     made = checkpoints.collect(config, encoder, next_sentence=NextSentenceHead(config=config))
     made.tensors["next_sentence/dense/bias"][:] = (-0.45, 0.0)  # so that both labels are predicted
-    made = dataclasses.replace(made, vocabulary=runs.VOCABULARY, lower_case=True, labels=labels)
+    made = dataclasses.replace(made, vocabulary=Vocabulary(runs.VOCABULARY, lower_case=True), labels=labels)
     checkpoints.write(made, folder, format="hugging-face")
     return folder
 
@@ -74,7 +76,7 @@ def logits_of(checkpoint, pairs=PAIRS):
 
 
 def test_class_0_is_the_text_that_follows(checkpoint):
-    assert {name: row.labels for name, row in ROWS.items()} == {
+    assert SENTENCE_PAIR_LABELS == {
         "next-sentence": ("is_next", "not_next"),
         "sentence-order": ("in_order", "swapped"),
     }
@@ -141,8 +143,8 @@ def test_a_checkpoint_without_the_head_is_refused_before_any_work(data, tmp_path
 )
 def test_the_task_must_be_what_the_head_has_learned(changes, labels, learned, tmp_path):
     folder = write(tmp_path / "checkpoint", labels=labels, **changes)
-    other = next(name for name in ROWS if name != learned)
-    assert pretrained_run(learned, folder).task.label_names == ROWS[learned].labels
+    other = next(name for name in SENTENCE_PAIR_LABELS if name != learned)
+    assert pretrained_run(learned, folder).task.label_names == SENTENCE_PAIR_LABELS[learned]
     with pytest.raises(BertKerasError, match=f"predicts {learned} .*not {other}"):
         pretrained_run(other, folder)
 
@@ -155,11 +157,11 @@ def test_models_of_strings(checkpoint, tmp_path):
     assert order.problem.label_names == ("in_order", "swapped")
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", SENTENCE_PAIR_LABELS)
 def test_a_run_keeps_the_task(name):
     kept = json.loads(json.dumps(NextSentence(name).to_json()))
     assert kept == {"name": name}
-    assert TASKS[NextSentence.kind].from_json(kept).label_names == ROWS[name].labels
+    assert TASKS[NextSentence.kind].from_json(kept).label_names == SENTENCE_PAIR_LABELS[name]
 
 
 @pytest.mark.slow

@@ -38,8 +38,8 @@ from bert_keras.optimization.pretrainers import (
     REPLACED,
     ElectraPretrainer,
     Pretrainer,
+    choose_pretrainer,
     generator_config,
-    pretrainer_of,
 )
 from bert_keras.text.masking import Pieces
 from bert_keras.text.tokenizer import SpecialTokens
@@ -182,8 +182,8 @@ def test_the_baseline_is_the_most_frequent_label():
 
 
 def test_objectives_choose_their_model():
-    assert pretrainer_of([MaskedLM, SentencePair]) is Pretrainer
-    assert pretrainer_of([MaskedLM, ReplacedTokens]) is ElectraPretrainer
+    assert choose_pretrainer([MaskedLM, SentencePair]) is Pretrainer
+    assert choose_pretrainer([MaskedLM, ReplacedTokens]) is ElectraPretrainer
     encoder = BertEncoder(CONFIG, outputs=[SEQUENCE_OUTPUT])
     replaced = ReplacedTokens(replaced_weight=3.0, generator_share=0.5)
     model = ElectraPretrainer.of(encoder, [MASKED_LM, replaced])

@@ -16,9 +16,9 @@ from bert_keras.errors import BertKerasError
 from bert_keras.tasks.batches import hold_out
 from bert_keras.tasks.finetuning.finetune import finetune, plan_finetuning
 from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.runs.run_folder import load_run
-from bert_keras.tasks.training.identity import digest_of_examples
+from bert_keras.tasks.training.fingerprint import digest_of_examples
 
 ROWS = [('a "b", c\nd', "no"), ("", "yes"), ("ж\u2028x", "no")]
 
@@ -60,7 +60,7 @@ TABLES = {
 
 @pytest.mark.parametrize("ending", TABLES)
 def test_every_format_gives_the_same_examples(tmp_path, ending):
-    task = Glue.open("custom", write(tmp_path, **{f"train_{ending}": TABLES[ending]}))
+    task = TextClassification.open("custom", write(tmp_path, **{f"train_{ending}": TABLES[ending]}))
     got = read(task)
     assert [text.decode() for text in got["text"]] == [text for text, _ in ROWS]
     assert got["label"].tolist() == [0, 1, 0] and task.label_names == ("no", "yes")
@@ -76,14 +76,14 @@ def test_every_format_gives_the_same_examples(tmp_path, ending):
     ],
 )
 def test_csv_as_people_have_it(tmp_path, text):
-    task = Glue.open("custom", write(tmp_path, train_csv=text) / "train.csv")
+    task = TextClassification.open("custom", write(tmp_path, train_csv=text) / "train.csv")
     got = read(task)
     assert got["text"].tolist() == [b"a", b"b"] and got["label"].tolist() == [0, 1]
 
 
 def test_a_cell_of_200_000_characters(tmp_path):
     long = "a b " * 50_000
-    task = Glue.open("custom", write(tmp_path, train_csv=as_csv([(long, "x"), ("b", "y")])))
+    task = TextClassification.open("custom", write(tmp_path, train_csv=as_csv([(long, "x"), ("b", "y")])))
     assert read(task)["text"][0].decode() == long
 
 
@@ -135,7 +135,7 @@ BAD = [
 def test_a_file_that_cannot_be_read_is_named_with_its_line(tmp_path, ending, data, options, message):
     path = write(tmp_path, **{f"train_{ending}": data}) / f"train.{ending}"
     with pytest.raises(BertKerasError, match=message) as error:
-        Glue.open("custom", path, **options).examples("train")
+        TextClassification.open("custom", path, **options).examples("train")
     assert "\n" not in str(error.value)
 
 
@@ -147,13 +147,13 @@ def test_an_index_is_no_text_and_two_texts_are_a_pair(columns, wanted, tmp_path)
     first = "1234" if len(wanted) == 1 else ("a", "b", "a", "b")
     rows = "".join(f"{one},{i} words,{'xxyy'[i]}\n" for i, one in enumerate(first))
     path = write(tmp_path, train_csv=f"{columns},label\n{rows}") / "train.csv"
-    assert Glue.open("custom", path).row.text == wanted
+    assert TextClassification.open("custom", path).text == wanted
 
 
 def test_names_that_no_line_repeats_are_a_header(tmp_path):
     path = write(tmp_path, train_csv="review,stars\na,x\nb,y\n") / "train.csv"
     with pytest.raises(BertKerasError) as caught:
-        Glue.open("custom", path)
+        TextClassification.open("custom", path)
     assert "header" not in str(caught.value)
 
 
@@ -164,7 +164,7 @@ def test_a_parquet_file_that_unpacks_to_far_more_than_its_size_is_refused(tmp_pa
     path = write(tmp_path, train_parquet=bomb) / "train.parquet"
     assert len(bomb) < 100_000
     with pytest.raises(BertKerasError, match="train.parquet unpacks to over"):
-        Glue.open("custom", path).examples("train")
+        TextClassification.open("custom", path).examples("train")
 
 
 def test_a_row_of_csv_is_bounded_where_a_quote_stays_open(tmp_path, monkeypatch):
@@ -173,16 +173,16 @@ def test_a_row_of_csv_is_bounded_where_a_quote_stays_open(tmp_path, monkeypatch)
     with pytest.raises(
         BertKerasError, match="train.csv, line 3: the row has over 1,000 bytes; close its quote"
     ):
-        Glue.open("custom", path)
+        TextClassification.open("custom", path)
 
 
 def test_columns_by_name_and_names_that_are_no_identifiers(tmp_path):
     table = as_csv([("1", "p", "q", "x"), ("2", "r", "s", "y")], ("label", "my text", "row", "kind"))
     path = write(tmp_path, train_csv=table) / "train.csv"
-    task = Glue.open("custom", path, text_column=["row", "my text"], label_column="kind")
+    task = TextClassification.open("custom", path, text_column=["row", "my text"], label_column="kind")
     assert list(task.signature()) == ["text_row", "my_text"]
     assert task.columns == {"text_row": "row", "my_text": "my text"}
-    again = Glue.from_json(json.loads(json.dumps(task.to_json())), path)
+    again = TextClassification.from_json(json.loads(json.dumps(task.to_json())), path)
     got = read(again, "validation")
     assert (got["text_row"].tolist(), got["my_text"].tolist()) == ([b"q", b"s"], [b"p", b"r"])
     assert got["label"].tolist() == [0, 1]
@@ -201,7 +201,7 @@ def test_names_that_a_saved_model_can_have(tmp_path, columns, names):
     table = as_csv(
         [("a", "b", "x")[-len(columns) - 1 :], ("c", "d", "y")[-len(columns) - 1 :]], (*columns, "label")
     )
-    task = Glue.open("custom", write(tmp_path, train_csv=table) / "train.csv")
+    task = TextClassification.open("custom", write(tmp_path, train_csv=table) / "train.csv")
     assert list(task.signature()) == names
     served = tf.function(lambda **texts: texts, input_signature=None)
     arguments = {name: tf.TensorSpec([None], tf.string, name=name) for name in names}
@@ -212,7 +212,7 @@ def test_names_that_a_saved_model_can_have(tmp_path, columns, names):
 
 def test_columns_of_files_need_files():
     with pytest.raises(BertKerasError, match="give the files too"):
-        Glue.open("sst2", None, text_column=["a"])
+        TextClassification.open("sst2", None, text_column=["a"])
 
 
 def test_any_number_of_labels_in_text_and_in_lists(tmp_path):
@@ -221,8 +221,10 @@ def test_any_number_of_labels_in_text_and_in_lists(tmp_path):
         *({"text": t, "label": one} for t, one in (("a", ["x", "y z"]), ("b", []), ("c", ["x"])))
     )
     tasks = [
-        Glue.open("custom", write(tmp_path, train_csv=written) / "train.csv", label_type="multi"),
-        Glue.open("custom", write(tmp_path, train_jsonl=listed) / "train.jsonl"),
+        TextClassification.open(
+            "custom", write(tmp_path, train_csv=written) / "train.csv", label_type="multi"
+        ),
+        TextClassification.open("custom", write(tmp_path, train_jsonl=listed) / "train.jsonl"),
     ]
     for task in tasks:
         assert task.label_names == ("x", "y z") and task.measure == "f1"
@@ -230,7 +232,9 @@ def test_any_number_of_labels_in_text_and_in_lists(tmp_path):
 
 
 def test_scores_of_any_size(tmp_path):
-    task = Glue.open("custom", write(tmp_path, train_csv="text,label\na,-7\nb,1e3\n"), label_type="score")
+    task = TextClassification.open(
+        "custom", write(tmp_path, train_csv="text,label\na,-7\nb,1e3\n"), label_type="score"
+    )
     assert task.label_names == () and read(task)["label"].tolist() == [-7, 1000]
 
 
@@ -239,27 +243,27 @@ def test_a_label_of_the_dev_file_that_the_training_file_lacks(tmp_path):
     source = {"train": tmp_path / "train.csv", "validation": tmp_path / "dev.jsonl"}
     for given in (tmp_path, source):
         with pytest.raises(BertKerasError, match="dev.jsonl, line 1: unknown label 'z'; the labels are x, y"):
-            Glue.open("custom", given).examples("validation")
+            TextClassification.open("custom", given).examples("validation")
 
 
 def test_a_folder_with_other_files_names_them(tmp_path):
     write(tmp_path, dev_csv="", notes_txt="")
     with pytest.raises(FileNotFoundError, match="has no train.tsv, .* it has dev.csv, notes.txt"):
-        Glue.open("custom", tmp_path)
+        TextClassification.open("custom", tmp_path)
     write(tmp_path, train_csv="text,label\na,x\n", train_tsv="text\tlabel\na\tx\n")
     with pytest.raises(BertKerasError, match="has train.tsv and train.csv"):
-        Glue.open("custom", tmp_path)
+        TextClassification.open("custom", tmp_path)
 
 
 def test_a_glue_task_reads_tables_with_other_columns(tmp_path):
     table = as_parquet(sentence1=["a", "b"], sentence2=["c", "d"], label=[0, 1], idx=[5, 6])
     path = write(tmp_path, mrpc_parquet=table) / "mrpc.parquet"
     columns = {"text_column": ["sentence1", "sentence2"], "label_column": "label"}
-    assert read(Glue.open("mrpc", path, **columns))["label"].tolist() == [0, 1]
+    assert read(TextClassification.open("mrpc", path, **columns))["label"].tolist() == [0, 1]
     with pytest.raises(BertKerasError, match="label_type applies only to custom"):
-        Glue.open("mrpc", path, label_type="class")
+        TextClassification.open("mrpc", path, label_type="class")
     with pytest.raises(BertKerasError, match="text_column is a; mrpc reads 2"):
-        Glue.open("mrpc", path, text_column=["a"])
+        TextClassification.open("mrpc", path, text_column=["a"])
 
 
 def test_held_out_examples_are_decided_by_the_seed_and_are_no_training_examples():
@@ -283,14 +287,14 @@ def test_held_out_examples_are_decided_by_the_seed_and_are_no_training_examples(
 def test_a_resume_checks_the_held_out_fraction(tmp_path):
     checkpoint = runs.write_checkpoint(tmp_path / "checkpoint")
     rows = [(text, "xy"[len(text) % 2]) for text in runs.texts(40, seed=1)]
-    task = Glue.open("custom", write(tmp_path, train_csv=as_csv(rows)) / "train.csv")
+    task = TextClassification.open("custom", write(tmp_path, train_csv=as_csv(rows)) / "train.csv")
 
-    def identity(**settings):
+    def fingerprint(**settings):
         hparams = Hparams(seq_length=16, **settings)
-        return plan_finetuning(task, checkpoint=checkpoint, hparams=hparams).identity
+        return plan_finetuning(task, checkpoint=checkpoint, hparams=hparams).fingerprint
 
-    first, second = identity(dev_fraction=0.2), identity(dev_fraction=0.1)
-    assert first == identity(dev_fraction=0.2)
+    first, second = fingerprint(dev_fraction=0.2), fingerprint(dev_fraction=0.1)
+    assert first == fingerprint(dev_fraction=0.2)
     assert (first["train_examples"][0], first["dev_examples"][0]) == (32, 8)
     assert {name for name in first if first[name] != second[name]} == {
         "dev_fraction",
@@ -306,7 +310,7 @@ def held(tmp_path_factory):
     rows = [(text, "xy"[len(text) % 2]) for text in runs.texts(40, seed=1)]
     write(folder, own_csv=as_csv(rows), other_csv=as_csv(rows[::-1]))
     checkpoint = runs.write_checkpoint(folder / "checkpoint")
-    task = Glue.open("custom", folder / "own.csv")
+    task = TextClassification.open("custom", folder / "own.csv")
     for name, settings in (("run", {"dev_fraction": 0.25}), ("again", {"dev_fraction": 0.25, "seed": 7})):
         hparams = Hparams(seq_length=16, epochs=1, **settings)
         finetune(
@@ -343,14 +347,9 @@ def test_evaluate_warns_where_another_split_is_the_training_file(held, capfd, tm
     found, err = measured(capfd, "--run", held / "run", "--data", held / "other.csv", "--split", "validation")
     assert [*found] == ["validation"] and err == ""
     # A folder has another file for it.
-    run = shutil.copytree(held / "run", tmp_path / "run")
-    kept = json.loads((run / "task.json").read_text())
-    splits = kept["task"]["splits"]
-    splits["test"] = splits["validation"] | {"file": "test.tsv"}
-    (run / "task.json").write_text(json.dumps(kept))
     for name, source in (("train.csv", "own.csv"), ("test.csv", "other.csv")):
         shutil.copy(held / source, tmp_path / name)
-    found, err = measured(capfd, "--run", run, "--data", tmp_path, "--split", "test")
+    found, err = measured(capfd, "--run", held / "run", "--data", tmp_path, "--split", "test")
     assert [*found] == ["test"] and err == ""
 
 
@@ -369,7 +368,7 @@ def test_evaluate_warns_of_rows_that_trained_the_run(held, capfd, tmp_path):
     assert [*found] == ["validation"] and "warning: " in err and "trained" in err
     run = shutil.copytree(held / "run", tmp_path / "run")
     kept = json.loads((run / "checkpoints" / "settings.json").read_text())
-    whole = digest_of_examples(Glue.open("custom", held / "own.csv").examples("train"))
+    whole = digest_of_examples(TextClassification.open("custom", held / "own.csv").examples("train"))
     kept |= {"dev_fraction": None, "train_examples": [40, whole]}
     (run / "checkpoints" / "settings.json").write_text(json.dumps(kept))
     found, err = measured(capfd, "--run", run, "--data", held / "own.csv")
@@ -384,11 +383,8 @@ DEV = {
     "a fraction out of range": (["--dev-fraction", "1"], "dev_fraction is 1.0; dev_fraction must be"),
     "a folder with a dev split": (["--data", "both", "--dev-fraction", "0.1"], "both has a dev split"),
     "no training file": (["--data", "none.csv", "--dev-fraction", "0.1"], "there is no none.csv .*own.csv"),
-    "another task": (
-        ["--task", "swag", "--dev-fraction", "0.1", "--text-column", "a"],
-        "--text-column does not",
-    ),
-}
+    "another task": (["--task", "swag", "--dev-fraction", "0.1", "--text-column", "a"], "--text-column does not"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DEV)

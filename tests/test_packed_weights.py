@@ -11,12 +11,12 @@ import tensorflow as tf
 from parity import array
 
 import bert_keras as bk
+from bert_keras import checkpoints
 from bert_keras.features import ENCODER_INPUTS, SEQUENCE_OUTPUT
-from bert_keras.model import kernels, packed_weights
+from bert_keras.model import kernels
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.tasks.batches import predictor
-from bert_keras.tasks.frozen.extract import Extractor, Pieces
-from bert_keras.tasks.frozen.token_vectors import RowExtractor
+from bert_keras.tasks.frozen.extractor import Extractor, Rows
 
 ANY_SHAPE = {name: tf.TensorSpec([None, None], tf.int32) for name in ENCODER_INPUTS}
 
@@ -30,7 +30,7 @@ def with_onednn(monkeypatch):
 
 def traced(encoder):
     def call(features):
-        with packed_weights.packed_weights(encoder):
+        with kernels.packed_weights(encoder):
             return encoder(features, training=False)[SEQUENCE_OUTPUT]
 
     return tf.function(call, input_signature=[ANY_SHAPE], autograph=False).get_concrete_function()
@@ -74,20 +74,20 @@ def test_variables_stay_where_constants_gain_nothing(change, monkeypatch):
     if change == "another device":
         monkeypatch.setattr(kernels, "_is_on_cpu", lambda: False)
     if change == "too large":
-        monkeypatch.setattr(packed_weights, "LARGEST", 1000)
+        monkeypatch.setattr(kernels, "LARGEST", 1000)
     assert reads(traced(encoder))
 
 
 def test_an_eager_call_reads_the_variables():
     encoder = BertEncoder(encoders.small(), dtype="bfloat16")
-    assert isinstance(packed_weights.packed_weights(encoder), contextlib.nullcontext)
+    assert isinstance(kernels.packed_weights(encoder), contextlib.nullcontext)
 
 
 def test_a_layer_without_weights_yet_keeps_its_own():
     layer = BertEncoder(encoders.small(), dtype="bfloat16")
     layer.built = False
     with tf.Graph().as_default():
-        assert isinstance(packed_weights.packed_weights(layer), contextlib.nullcontext)
+        assert isinstance(kernels.packed_weights(layer), contextlib.nullcontext)
 
 
 @pytest.mark.parametrize("fixed", [False, True])
@@ -106,8 +106,6 @@ def test_a_prediction_follows_the_weights_unless_they_are_fixed(fixed, tmp_path)
 
 
 def test_the_vectors_of_texts_are_made_with_packed_weights(tmp_path):
-    runs.write_checkpoint(tmp_path / "checkpoint")
-    made = Extractor(tmp_path / "checkpoint", units=Pieces(doc_stride=8), precision="bfloat16", seq_length=16)
-    rows = RowExtractor(made.encoder, places=[0, 1], dtype="float32")
-    for traced_once in (made._vectors, rows._vectors):
-        assert not reads(traced_once.get_concrete_function())
+    source = checkpoints.read(runs.write_checkpoint(tmp_path / "checkpoint"))
+    made = Extractor(source=source, units=Rows(), places=[0, 1], precision="bfloat16")
+    assert not reads(made._vectors.get_concrete_function())

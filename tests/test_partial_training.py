@@ -8,10 +8,9 @@ import runs
 from trainings import NO_DROPOUT, QUICK, Counting, assert_same_weights, place, start, weights_of  # noqa: F401
 
 from bert_keras import checkpoints
-from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.finetuning.finetune import _compiled_model
 from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.runs.run_folder import load_run
 from bert_keras.tasks.training.saver import Saver
 
@@ -20,7 +19,7 @@ LORA = dataclasses.replace(QUICK, lora_rank=2, max_examples=24, epochs=2)
 
 @pytest.mark.long
 def test_lora_trains_its_matrices_and_the_head_and_is_merged(place):
-    start(Glue(ROWS["sst2"], place / "reviews"), place, output="lora", hparams=LORA)
+    start(TextClassification.open("sst2", place / "reviews"), place, output="lora", hparams=LORA)
     after, before = weights_of(place / "lora"), weights_of(place / "checkpoint")
     changed = {name for name, array in before.items() if not np.array_equal(array, after[name])}
     assert changed == {f"block_0/attention/{part}/kernel" for part in ("query", "value")}
@@ -33,7 +32,7 @@ def test_lora_trains_its_matrices_and_the_head_and_is_merged(place):
 
 @pytest.mark.long
 def test_a_lora_run_is_resumed_to_the_same_bits(place, monkeypatch):
-    task = Glue(ROWS["sst2"], place / "reviews")
+    task = TextClassification.open("sst2", place / "reviews")
     start(task, place, output="lora_whole", hparams=LORA)
 
     class Killed(Exception):
@@ -56,7 +55,7 @@ def test_a_lora_run_is_resumed_to_the_same_bits(place, monkeypatch):
 
 @pytest.mark.parametrize(("setting", "parts"), [("freeze", set()), ("lora_rank", {"block_0"})])
 def test_a_pooler_that_the_checkpoint_lacks_is_trained(setting, parts, place):
-    task = Glue(ROWS["sst2"], place / "reviews")
+    task = TextClassification.open("sst2", place / "reviews")
     hparams = dataclasses.replace(QUICK, **{setting: "encoder" if setting == "freeze" else 2})
     source = checkpoints.read(place / "checkpoint")
     lacking = {name: array for name, array in source.tensors.items() if not name.startswith("pooler/")}
@@ -79,7 +78,7 @@ def test_a_run_with_a_new_pooler_is_resumed_to_the_same_bits(place, monkeypatch)
     source = checkpoints.read(place / "checkpoint")
     lacking = {name: array for name, array in source.tensors.items() if not name.startswith("pooler/")}
     given = {"hparams": LORA, "checkpoint": dataclasses.replace(source, tensors=lacking)}
-    task, steps = Glue(ROWS["sst2"], place / "reviews"), []
+    task, steps = TextClassification.open("sst2", place / "reviews"), []
     start(task, place, output="pooler_whole", **given)
 
     def stop(saver, batch, logs=None, *, after=Saver.on_train_batch_end):
@@ -139,7 +138,12 @@ def test_ulmfit_settings_reach_the_optimizer(place):
     )
     source = checkpoints.read(place / "checkpoint")
     model = _compiled_model(
-        Glue(ROWS["sst2"]), source, hparams, total_steps=40, keep_head=False, log=lambda line: None
+        TextClassification.open("sst2"),
+        source,
+        hparams,
+        total_steps=40,
+        keep_head=False,
+        log=lambda line: None,
     )
     optimizer = model.optimizer
     assert (optimizer.layer_decay, optimizer.bias_correction, optimizer.gradual) == (0.5, True, False)
@@ -155,10 +159,13 @@ def test_ulmfit_settings_reach_the_optimizer(place):
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"layer_decay": 0.0}, "layer_decay is 0.0; layer_decay must be over 0, at most 1"),
+        (
+            {"layer_decay": 0.0},
+            "layer_decay is 0.0; layer_decay must be a finite number over 0 and at most 1",
+        ),
         ({"layer_decay": 2.6}, "layer_decay is 2.6"),
         ({"schedule": "cosine"}, "schedule must be one of linear, slanted_triangular"),
-        ({"unfreeze": "all"}, "unfreeze is 'all'; unfreeze must be 'gradual'"),
+        ({"unfreeze": "all"}, "unfreeze is 'all'; unfreeze must be one of gradual"),
         ({"unfreeze": "gradual", "freeze": "encoder"}, "must be None if freeze is set"),
         ({"lora_rank": 0}, "lora_rank is 0"),
         ({"lora_rank": 4, "freeze": "encoder"}, "must be None if freeze is set"),

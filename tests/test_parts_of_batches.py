@@ -1,18 +1,15 @@
 """Each of several processes makes its own rows of every batch; the rows of all are the batches of one process."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import runs
 import tensorflow as tf
 
-from bert_keras.features import INPUT_MASK, INPUT_WORD_IDS, Part
+from bert_keras.features import INPUT_MASK, INPUT_WORD_IDS, WorkerRows
 from bert_keras.tasks.batches import dataset
-from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.devices.strategies import divided
-from bert_keras.tasks.problems.classification import Glue
-from bert_keras.tasks.strings.text_data import text_batches
+from bert_keras.tasks.problems.classification import TextClassification
+from bert_keras.tasks.strings.text_batches import text_batches
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.wordpiece import WordPiece
 
@@ -37,7 +34,7 @@ def rows(features, labels, weights):
 @pytest.mark.parametrize("doc_stride", [None, 6], ids=["texts", "windows"])
 @pytest.mark.parametrize(("parts", "multiple_of"), [(2, 2), (3, 3), (2, 4)])
 def test_all_parts_together_are_the_whole_batches(files, doc_stride, parts, multiple_of):
-    task = Glue(ROWS["sst2"], files, doc_stride=doc_stride)
+    task = TextClassification.open("sst2", files, doc_stride=doc_stride)
     preprocess = (
         PREPROCESS
         if doc_stride is None
@@ -47,7 +44,10 @@ def test_all_parts_together_are_the_whole_batches(files, doc_stride, parts, mult
     examples = task.examples("train")
     whole = [rows(*batch) for batch in dataset(task, preprocess, examples, **how)]
     made = [
-        [rows(*batch) for batch in dataset(task, preprocess, examples, **how, part=Part(i, parts))]
+        [
+            rows(*batch)
+            for batch in dataset(task, preprocess, examples, **how, worker_rows=WorkerRows(i, parts))
+        ]
         for i in range(parts)
     ]
     joined = [[row for part in batch for row in part] for batch in zip(*made, strict=True)]
@@ -59,7 +59,7 @@ def test_all_parts_together_are_the_whole_batches(files, doc_stride, parts, mult
 
 
 def test_the_rows_of_other_parts_are_not_tokenized(files):
-    task, seen = Glue(ROWS["sst2"], files), []
+    task, seen = TextClassification.open("sst2", files), []
 
     class Counted:
         def __getattr__(self, name):
@@ -70,7 +70,12 @@ def test_the_rows_of_other_parts_are_not_tokenized(files):
             return task.features(preprocess, raw)
 
     made = dataset(
-        Counted(), PREPROCESS, task.examples("train"), batch_size=BATCH, multiple_of=2, part=Part(1, 2)
+        Counted(),
+        PREPROCESS,
+        task.examples("train"),
+        batch_size=BATCH,
+        multiple_of=2,
+        worker_rows=WorkerRows(1, 2),
     )
     assert [len(labels) for _, labels, _ in made] == [4, 4, 4, 4, 1]
     assert sorted(seen) == [1, 4, 4, 4, 4]
@@ -87,13 +92,13 @@ def test_all_parts_of_texts_in_python_are_the_whole_batches(form):
         "a data set": ((data,), BATCH),
         "batches": ((data.batch(BATCH),), None),
     }[form]
-    problem = Glue(dataclasses.replace(ROWS["sst2"], labels=("bad", "good"), file_labels=("bad", "good")))
+    problem = TextClassification(("bad", "good"), text=("sentence",))
     how = {"batch_size": size, "seed": 3, "multiple_of": 2, "class_weight": {"bad": 0.5}}
 
     def made(part):
-        return [rows(*batch) for batch in text_batches(problem, PREPROCESS, *given, **how, part=part)]
+        return [rows(*batch) for batch in text_batches(problem, PREPROCESS, *given, **how, worker_rows=part)]
 
-    whole, first, second = (made(part) for part in (Part(0, 1), Part(0, 2), Part(1, 2)))
+    whole, first, second = (made(part) for part in (WorkerRows(0, 1), WorkerRows(0, 2), WorkerRows(1, 2)))
     assert [own + other for own, other in zip(first, second, strict=True)] == whole
     assert [len(batch) for batch in first] == [4, 4, 4, 4, 1] and len({weight for *_, weight in whole[0]}) > 4
 
@@ -107,4 +112,4 @@ def test_one_process_reads_whole_batches():
         return tf.data.Dataset.range(3)
 
     assert np.array_equal([*divided(tf.distribute.get_strategy(), make).as_numpy_iterator()], range(3))
-    assert asked == [Part(0, 1)]
+    assert asked == [WorkerRows(0, 1)]

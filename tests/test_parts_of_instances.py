@@ -1,19 +1,22 @@
 """Each of several workers of a pre-training makes its own rows of every batch; together they are the batches of one process."""
 
+import functools
+
 import numpy as np
 import pretrainings
 import pytest
 import runs
 import tensorflow as tf
 
-from bert_keras.features import INPUT_WORD_IDS, WHOLE, Part
+from bert_keras.features import ALL_ROWS, INPUT_WORD_IDS, WorkerRows
 from bert_keras.fields import Masking
 from bert_keras.tasks.hparams import Sampling
 from bert_keras.tasks.pretraining import instance_stream
-from bert_keras.tasks.pretraining.instance_sources import Documents, RecordFileSource, batches_of
-from bert_keras.tasks.pretraining.read_records import read_records
-from bert_keras.tasks.pretraining.recipe_objectives import objectives_for
+from bert_keras.tasks.pretraining.instance_sources import RecordInstances, TextInstances, make_batches
+from bert_keras.tasks.pretraining.instance_stream import InstanceMaker
+from bert_keras.tasks.pretraining.model import make_objectives
 from bert_keras.tasks.pretraining.recipes import RECIPES
+from bert_keras.tasks.pretraining.records import read_records
 from bert_keras.text.masking import Pieces
 from bert_keras.text.wordpiece import WordPiece
 
@@ -36,27 +39,27 @@ def records(tmp_path_factory):
 
 def source_of(kind, recipe, records):
     if kind != "documents":
-        return RecordFileSource([records[kind]], None, recipe=recipe, tokenizer=TOKENIZER)
-    made = Documents(
+        return RecordInstances([records[kind]], None, recipe=recipe, tokenizer=TOKENIZER)
+    made = TextInstances(
         pretrainings.documents(30), None, recipe=recipe, tokenizer=TOKENIZER, segment=None, workers=1
     )
-    make = made._make
-    made._make = lambda *given, **options: make(*given, **options, shard_bytes=2_000, shard_documents=5)
+    small = made._stream
+    made._stream = functools.partial(small, shard_bytes=2_000, shard_documents=5)
     return made
 
 
-def batches(kind, records, *, part=WHOLE, done=0, place=None, name="bert", **changes):
+def batches(kind, records, *, worker_rows=ALL_ROWS, done=0, place=None, name="bert", **changes):
     """The batches from step `done` on, and their source."""
     recipe = RECIPES[name].changed(**pretrainings.SMALL | {"batch_size": BATCH} | changes)
     source = source_of(kind, recipe, records)
-    made = batches_of(
-        source.train(0, skip=done * BATCH, place=place, part=part),
-        objectives=objectives_for(recipe, 32, pieces=Pieces.of(TOKENIZER)),
+    made = make_batches(
+        source.train(0, skip=done * BATCH, place=place, worker_rows=worker_rows),
+        objectives=make_objectives(recipe, 32, pieces=Pieces.of(TOKENIZER)),
         vocab_size=TOKENIZER.vocab_size,
         batch_size=BATCH,
         seed=1,
         start=done,
-        part=part,
+        worker_rows=worker_rows,
     )
     return list(made.take(STEPS - done).as_numpy_iterator()), source
 
@@ -88,7 +91,7 @@ def assert_equal(found, wanted):
 )
 def test_all_parts_together_are_the_whole_batches(kind, count, options, records):
     whole, _ = batches(kind, records, **options)
-    parts = [batches(kind, records, part=Part(i, count), **options)[0] for i in range(count)]
+    parts = [batches(kind, records, worker_rows=WorkerRows(i, count), **options)[0] for i in range(count)]
     assert {len(batch[0][INPUT_WORD_IDS]) for part in parts for batch in part} == {BATCH // count}
     assert_equal(joined(parts), whole)
 
@@ -100,7 +103,9 @@ def test_parts_resume_in_the_middle(kind, records):
     whole, source = batches(kind, records)
     places = {tuple(place): done for done in range(STEPS) if (place := source.place(done * BATCH))}
     for place, done in [*places.items()][-2:] or [(None, 7)]:
-        parts = [batches(kind, records, part=Part(i, 2), done=done, place=place)[0] for i in range(2)]
+        parts = [
+            batches(kind, records, worker_rows=WorkerRows(i, 2), done=done, place=place)[0] for i in range(2)
+        ]
         assert_equal(joined(parts), whole[done:])
     assert kind == "unmasked" or any(place[2] % BATCH for place in places)
 
@@ -117,7 +122,7 @@ def test_the_records_of_other_parts_are_not_parsed(count, records, monkeypatch):
     folder = records["unmasked"]
     whole = sum(1 for _ in read_records(folder))
     parsed.clear()
-    read = sum(1 for _ in read_records(folder, batch_size=BATCH, part=Part(count - 1, count)))
+    read = sum(1 for _ in read_records(folder, batch_size=BATCH, worker_rows=WorkerRows(count - 1, count)))
     assert len(parsed) == read == (whole if count == 1 else whole // BATCH * BATCH // count)
 
 
@@ -130,18 +135,17 @@ def test_the_instances_of_other_parts_are_not_packed(monkeypatch):
 
     monkeypatch.setattr(instance_stream.Packer, "pack", counted)
     found = []
-    for part in (WHOLE, Part(1, 4)):
+    for worker_rows in (ALL_ROWS, WorkerRows(1, 4)):
         packed.clear()
         made = instance_stream.stream(
             pretrainings.documents(30),
-            tokenizer=TOKENIZER,
-            settings=Sampling(seq_length=32, dupe_factor=1),
+            InstanceMaker(tokenizer=TOKENIZER, settings=Sampling(seq_length=32, dupe_factor=1)),
             seed=1,
             epochs=1,
             batch_size=BATCH,
-            part=part,
+            worker_rows=worker_rows,
         )
         assert sum(1 for _ in made) == sum(packed)
         found.append(sum(packed))
     whole, own = found
-    assert own == Part(1, 4).count_before(whole, BATCH) < whole / 3
+    assert own == WorkerRows(1, 4).count_before(whole, BATCH) < whole / 3

@@ -114,7 +114,7 @@ def test_commands_in_a_folder_that_reads_as_a_pattern(command, sst2, tmp_path):
         "--seq-length",
         "40",
     )
-    made = ("--seq-length", "16", "--set", "sampler=contiguous", "--workers", "1")
+    made = ("--seq-length", "16", "--sampler", "contiguous", "--workers", "1")
     for arguments in (
         ("finetune", "--checkpoint", source, "--output", run, *tuned),
         ("export", "--run", run, "--output", place / "served"),
@@ -142,7 +142,8 @@ def test_every_path_of_the_command_line_is_expanded(monkeypatch):
     monkeypatch.setenv("HOME", "/people/someone")
     (commands,) = (action.choices for action in cli.parser(cli.COMMANDS)._actions if action.dest == "command")
     seen = set()
-    for name, parser in commands.items():
+    ablations = next(action.choices for action in commands["ablate"]._actions if action.dest == "ablation")
+    for name, parser in [*commands.items(), *(("ablate", parser) for parser in ablations.values())]:
         for action in parser._actions:
             is_text = action.dest == "text" and name != "fill-mask"  # which has texts, not files of text
             given = (name, action.dest)

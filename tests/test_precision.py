@@ -17,11 +17,10 @@ from bert_keras.model.layers import wide
 from bert_keras.tasks.finetuning.finetune import finetune, plan_finetuning
 from bert_keras.tasks.frozen.extract_file import extract_file
 from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.pretraining.pretrain import plan_pretraining
-from bert_keras.tasks.runs.ensemble import load_runs
+from bert_keras.tasks.pretraining.pretrain import Pretraining, plan_pretraining
+from bert_keras.tasks.runs.ensemble import at_precision, load_runs
 from bert_keras.tasks.runs.run_card import measures_of
 from bert_keras.tasks.runs.run_folder import load_run, open_task
-from bert_keras.tasks.runs.run_precision import at_precision
 from bert_keras.tasks.training.task_model import encoder_of
 
 NAMES = ["bad", "good"]
@@ -116,13 +115,12 @@ def plan(checkpoint, data, **hparams):
     return plan_finetuning(task, checkpoint=checkpoint, hparams=Hparams(**HPARAMS | hparams))
 
 
-def test_the_precision_is_part_of_a_run_and_float32_is_that_of_earlier_versions(checkpoint, data):
-    identities = [plan(checkpoint, data, precision=name).identity for name in ("float32", "bfloat16")]
-    assert "precision" not in identities[0] and identities[1] == identities[0] | {"precision": "bfloat16"}
-    given = pretrainings.given(changes={"precision": "bfloat16"})
-    assert plan_pretraining(**given).identity["precision"] == "bfloat16"
-    explicit = pretrainings.given(changes={"precision": "float32"})
-    assert plan_pretraining(**explicit).identity == plan_pretraining(**pretrainings.given()).identity
+def test_the_precision_decides_a_run(checkpoint, data):
+    made = [plan(checkpoint, data, precision=name).fingerprint for name in ("float32", "bfloat16")]
+    assert made[1] == made[0] | {"precision": "bfloat16"} != made[0]
+    changes = ({}, {"precision": "float32"}, {"precision": "bfloat16"})
+    made = [plan_pretraining(Pretraining(**pretrainings.given(changes=one))).fingerprint for one in changes]
+    assert made[0] == made[1] and made[2] == made[0] | {"precision": "bfloat16"} != made[0]
 
 
 @pytest.mark.long
@@ -143,7 +141,7 @@ def test_a_run_of_another_precision_is_not_resumed(checkpoint, data, tmp_path):
     results = train("bfloat16")
     assert results["hparams"]["precision"] == "bfloat16"
     (tmp_path / "run" / "results.json").unlink()  # as if it were unfinished
-    with pytest.raises(BertKerasError, match='another precision: "bfloat16", not null'):
+    with pytest.raises(BertKerasError, match='another precision: "bfloat16", not "float32"'):
         train("float32")
 
 
@@ -252,11 +250,9 @@ def test_evaluate_predict_and_features_take_a_precision(trained, checkpoint, dat
     assert 0 < np.abs(answers["bfloat16"] - answers["float32"]).max() <= 0.02
     vectors = {}
     for name in ("float32", "bfloat16"):
-        extract_file(
-            lines, tmp_path / name, checkpoint=checkpoint, format="npz", seq_length=40, precision=name
-        )
-        vectors[name] = np.load(tmp_path / name)["vectors"]
-    assert vectors["bfloat16"].dtype == np.float32
+        extract_file(lines, tmp_path / name, checkpoint=checkpoint, seq_length=40, precision=name)
+        rows = [json.loads(line)["vectors"] for line in (tmp_path / name).read_text().splitlines()]
+        vectors[name] = np.concatenate(rows)
     assert 0 < np.abs(vectors["bfloat16"] - vectors["float32"]).max() <= 0.1
 
 

@@ -11,19 +11,10 @@ from runs import contents, run_command
 
 from bert_keras.savedmodels.export import export, sample_inputs, servable_of
 from bert_keras.savedmodels.model_card import precision_of
-from bert_keras.savedmodels.verify import (
-    CARD,
-    EXTRA,
-    NARROW,
-    ExportError,
-    ask,
-    relative,
-)
-from bert_keras.tasks.data.glue_rows import ROWS
-from bert_keras.tasks.problems.classification import Glue
-from bert_keras.tasks.runs.ensemble import Ensemble
+from bert_keras.savedmodels.verify import CARD, EXTRA, NARROW, ExportError, ask, relative
+from bert_keras.tasks.problems.classification import TextClassification
+from bert_keras.tasks.runs.ensemble import Ensemble, at_precision
 from bert_keras.tasks.runs.run_folder import load_run
-from bert_keras.tasks.runs.run_precision import at_precision
 
 
 def size_of_model(folder: Path) -> int:
@@ -73,7 +64,7 @@ def test_answers_that_are_cut_from_windows(sst2, tmp_path):
     assert relative(expected["score"].numpy(), score).max() < 0.1
 
 
-class Undecided(Glue):
+class Undecided(TextClassification):
     """Decodes to numbers that differ from process to process by more than the bound."""
 
     def decode(self, outputs, features, raw):
@@ -84,7 +75,7 @@ class Undecided(Glue):
 @pytest.mark.long
 @pytest.mark.usefixtures("forked_answers")
 def test_the_bound_of_bfloat16_holds(sst2, tmp_path):
-    run = dataclasses.replace(at_precision(load_run(sst2.run), "bfloat16"), task=Undecided(ROWS["sst2"]))
+    run = dataclasses.replace(at_precision(load_run(sst2.run), "bfloat16"), task=Undecided.open("sst2"))
     with pytest.raises(ExportError, match="probabilities differs by .* the tolerance is 2e-02"):
         export(run, tmp_path / "served")
     assert not list(tmp_path.iterdir())

@@ -16,18 +16,17 @@ from pretrainings import SMALL, documents, given, planned_lines, refused, tokeni
 from bert_keras import checkpoints
 from bert_keras.config import BertConfig
 from bert_keras.features import INPUT_WORD_IDS
-from bert_keras.fields import Masking
+from bert_keras.fields import Masking, flag_of
 from bert_keras.optimization.objectives import MaskedLM
-from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams, PretrainHparams, Sampling
 from bert_keras.tasks.pretraining import instance_sources, instance_stream, monitor
-from bert_keras.tasks.pretraining.pretrain import plan_pretraining, pretrain
-from bert_keras.tasks.pretraining.recipe_objectives import OBJECTIVES
+from bert_keras.tasks.pretraining.model import OBJECTIVES
+from bert_keras.tasks.pretraining.pretrain import Pretraining, plan_pretraining, pretrain
 from bert_keras.tasks.pretraining.recipes import RECIPES, SETTINGS
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.training.saver import Saver
-from bert_keras.tasks.training.task_padding import leave_out_padding
+from bert_keras.tasks.training.task_model import leave_out_padding
 from bert_keras.text.wordpiece import WordPiece
 
 # -----------------------------------------------------------------------------------------------------------
@@ -90,7 +89,7 @@ def test_recipe_learns_and_is_fine_tuned(name, steps, tmp_path):
     assert (run / "generator" / "task.json").exists() == (name == "electra")
     data = runs.write_data(tmp_path / "data", "sst2", count=16)
     tuned = finetune(
-        Glue(ROWS["sst2"], data),
+        TextClassification.open("sst2", data),
         checkpoint=run,
         output=tmp_path / "tuned",
         hparams=Hparams(epochs=1, batch_size=8, seq_length=32, learning_rate=1e-4),
@@ -136,12 +135,12 @@ def test_recipes_are_the_papers():
     ("changes", "match"),
     [
         ({"lr": 1}, "there is no setting lr; the settings are activation, attention_dropout, "),
-        ({"steps": 0}, "steps is 0; steps must be at least 1"),
-        ({"steps": "many"}, "steps is 'many'; give int"),
-        ({"causal": 1}, "causal is 1; give bool"),
-        ({"clip_norm": "no"}, "clip_norm is 'no'; give float or nothing"),
+        ({"steps": 0}, "steps is 0; steps must be a whole number of at least 1"),
+        ({"steps": "many"}, "steps is 'many'; steps must be a whole number"),
+        ({"causal": 1}, "causal is 1; causal must be true or false"),
+        ({"clip_norm": "no"}, "clip_norm is 'no'; clip_norm must be a finite number over 0, or None"),
         ({"phases": [[128, 0.5]]}, "phases is .*; phases must be pairs of a length and a fraction"),
-        ({"phases": 128}, r"phases is 128; give \[\[length, fraction\], ...\]"),
+        ({"phases": 128}, "phases is 128; phases must be a list, each item a list of a whole number and a"),
         ({"phases": [[128, 1]], "seq_length": 64}, "give seq_length or phases, not both"),
         ({"optimizer": "sgd"}, "optimizer must be one of adamw, lamb"),
         ({"hide": 0.5}, "hide, keep and replace are"),
@@ -253,7 +252,7 @@ def test_patience_ends_the_last_phase(tmp_path):
     phases = {"phases": ((24, 0.5), (32, 0.5)), "steps": 24}
     lines = []
     options = given("bert", held_out=0.3, changes=still | phases)
-    results = pretrain(output=tmp_path / "run", log=lines.append, verbose=0, **options)
+    results = pretrain(Pretraining(**options), tmp_path / "run", log=lines.append, verbose=0)
     assert results["stopped_early"] == {"step": 18} and results["steps"] == 18
     evaluated = [row["step"] for row in results["history"] if "held_out_loss" in row]
     assert evaluated == [2, 4, 6, 8, 10, 12, 14, 16, 18], "the first phase has all its steps"
@@ -267,10 +266,12 @@ def test_starts_from_a_checkpoint(tmp_path, tokenizer):
     source = checkpoints.read(tmp_path / "first")
     changes = {name: SMALL[name] for name in ("batch_size", "seq_length", "log_every", "learning_rate")}
     results = pretrain(
-        recipe=RECIPES["bert"].changed(**changes, steps=10, hidden_dropout=0.0),
-        documents=documents(seed=1),
-        checkpoint=tmp_path / "first",
-        output=tmp_path / "second",
+        Pretraining(
+            recipe=RECIPES["bert"].changed(**changes, steps=10, hidden_dropout=0.0),
+            documents=documents(seed=1),
+            checkpoint=tmp_path / "first",
+        ),
+        tmp_path / "second",
         verbose=0,
         log=lines.append,
     )
@@ -290,17 +291,13 @@ def test_an_electra_starts_with_its_generator(tmp_path):
         "documents": documents(),
     }
     pretrain(
-        **again,
-        checkpoint=tmp_path / "first",
-        output=tmp_path / "second",
-        verbose=0,
-        log=lines.append,
+        Pretraining(**again, checkpoint=tmp_path / "first"), tmp_path / "second", verbose=0, log=lines.append
     )
     for part in ("", "generator"):
         first, second = (checkpoints.read(tmp_path / name / part).tensors for name in ("first", "second"))
         assert all(np.allclose(first[name], second[name], atol=1e-6) for name in first)
     shutil.rmtree(tmp_path / "second" / "generator")
-    lines += plan_pretraining(**again, checkpoint=tmp_path / "second").lines
+    lines += plan_pretraining(Pretraining(**again, checkpoint=tmp_path / "second")).lines
     assert [line for line in lines if "generator" in line] == [
         "the generator is randomly initialized: the checkpoint has no generator/"
     ]
@@ -325,10 +322,12 @@ def test_left_to_right_refuses_a_bidirectional_encoder(tmp_path):
     runs.write_checkpoint(tmp_path / "checkpoint")
     with pytest.raises(ValueError, match="set causal=true"):
         pretrain(
-            recipe=RECIPES["ltr-no-nsp"].changed(batch_size=8, seq_length=32, steps=2),
-            documents=documents(),
-            checkpoint=tmp_path / "checkpoint",
-            output=tmp_path / "run",
+            Pretraining(
+                recipe=RECIPES["ltr-no-nsp"].changed(batch_size=8, seq_length=32, steps=2),
+                documents=documents(),
+                checkpoint=tmp_path / "checkpoint",
+            ),
+            tmp_path / "run",
             log=lambda line: None,
         )
 
@@ -349,7 +348,7 @@ def test_leaving_out_padding_changes_no_weight(name, tmp_path, monkeypatch):
     found, encoders = [], []
     for folder, leave_out in (("padded", lambda one: None), ("unpadded", leave_out_padding)):
         seen = lambda one, leave_out=leave_out: encoders.append(one) or leave_out(one)  # noqa: E731
-        monkeypatch.setattr("bert_keras.tasks.pretraining.pretrain.leave_out_padding", seen)
+        monkeypatch.setattr("bert_keras.tasks.pretraining.model.leave_out_padding", seen)
         train(tmp_path / folder, name, changes=changes)
         found.append(checkpoints.read(tmp_path / folder).tensors)
     half = 2 if name == "electra" else 1
@@ -372,12 +371,12 @@ def test_a_resumed_run_s_first_tokens_per_second(tmp_path, monkeypatch):
     """The metric has the tokens of both processes, so the time is that of both."""
     clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(monitor, "time", clock)
-    plan = types.SimpleNamespace(
+    inputs = types.SimpleNamespace(
         source=types.SimpleNamespace(phases=[instance_sources.Phase(8, 0, 40)], place=lambda read: None),
         hparams=PretrainHparams(steps=40),
     )
     killed, resumed = (
-        monitor.PretrainingMonitor(tmp_path / name, plan=plan, log=print, workers=None) for name in "ab"
+        monitor.PretrainingMonitor(tmp_path / name, inputs=inputs, log=print, workers=None) for name in "ab"
     )
     killed.begin(0, 0)
     clock.now = 30.0
@@ -388,8 +387,6 @@ def test_a_resumed_run_s_first_tokens_per_second(tmp_path, monkeypatch):
     clock.now = 1010.0
     resumed._log({"tokens": 400.0, "loss": 1.0})
     assert resumed.history[-1]["tokens_per_second"] == 400 / (30 + 10)
-    resumed.recall(saved[:2])  # of an earlier version
-    resumed.begin(0, 7)
 
 
 def test_a_worker_s_curves_are_its_own(tmp_path):
@@ -424,14 +421,13 @@ def test_command(tmp_path, capfd):
         "--size",
         "tiny",
     ]
-    settings = [f"{name}={value}" for name, value in SMALL.items() if name not in ("steps", "seq_length")]
-    settings += ["steps=6", "phases=[[24, 0.5], [32, 0.5]]"]
-    code, out, err = runs.run_command(capfd, *command, "--held-out", "0.2", "--set", *settings)
+    settings = ["--steps", "6", "--phases", "[[24, 0.5], [32, 0.5]]"]
+    for name, value in SMALL.items():
+        if name not in ("steps", "seq_length"):
+            settings += [flag_of(name), value]
+    code, out, err = runs.run_command(capfd, *command, "--held-out", "0.2", *settings)
     assert code == 0, err
     assert "held_out_masked_lm_accuracy" in out and "the run is in" in out
     assert "step 6, held out: loss " in out, "a line where there is no terminal for a progress bar"
-    code, _, err = runs.run_command(capfd, *command, "--held-out", "0.2", "--set", *settings)
+    code, _, err = runs.run_command(capfd, *command, "--held-out", "0.2", *settings)
     assert code == 1 and "already holds a run" in err
-    again = ["--set", "stepss=6", "--set", "batch_size=8"]
-    code, _, err = runs.run_command(capfd, *command[:-2], *again)
-    assert code == 1 and "there is no setting stepss; the settings are" in err

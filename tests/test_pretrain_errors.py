@@ -24,10 +24,9 @@ from bert_keras.optimization.objectives import MaskedLM
 from bert_keras.optimization.optimizers import AdamW
 from bert_keras.tasks.hparams import PretrainHparams
 from bert_keras.tasks.pretraining.corpus import Corpus
-from bert_keras.tasks.pretraining.optimizer import longest_step, schedule
+from bert_keras.tasks.pretraining.model import check_written, longest_step, schedule
 from bert_keras.tasks.pretraining.pretrain import _held_out
 from bert_keras.tasks.pretraining.recipes import RECIPES
-from bert_keras.tasks.pretraining.written_records import check_written
 from bert_keras.text.masking import Pieces
 from bert_keras.text.wordpiece import WordPiece
 
@@ -38,32 +37,11 @@ def test_one_document(tmp_path):
     refused(tmp_path, "next_sentence needs 2 documents with text and there is 1", documents=Corpus(text))
 
 
-def test_a_corpus_shorter_than_a_batch(tmp_path):
-    few = documents(4, lines=(2, 3))
-    refused(
-        tmp_path,
-        "there are .* instances, fewer than a batch of 64",
-        documents=few,
-        changes={"batch_size": 64},
-    )
-
-
 def test_a_batch_that_replicas_do_not_divide(tmp_path, monkeypatch):
     three = types.SimpleNamespace(num_replicas_in_sync=3)
     monkeypatch.setattr("bert_keras.tasks.pretraining.pretrain.strategy", lambda name: three)
     match = "batch_size is 8 and there are 3 replicas; give a multiple of 3"
     refused(tmp_path, match, documents=iter(()))
-
-
-@pytest.mark.parametrize(
-    ("flag", "value", "other"), [("--size", "base", "tiny"), ("--precision", "bfloat16", "float32")]
-)
-def test_a_flag_that_a_setting_contradicts(flag, value, other, tmp_path, capfd):
-    text = tmp_path / "text.txt"
-    text.write_text("\n".join(runs.texts(20, seed=0)))
-    given = ["--text", text, "--output", tmp_path / "run", flag, value, "--set", f"{flag[2:]}={other}"]
-    code, _, err = runs.run_command(capfd, "pretrain", *given)
-    assert code == 1 and f"{flag[2:]} is given as {value} and as {other}; give it once" in err
 
 
 def test_held_out_batches_are_padded(tokenizer):
@@ -94,16 +72,59 @@ def test_held_out_batches_are_padded(tokenizer):
     assert all(len(batch[INPUT_WORD_IDS]) % 3 == 0 for batch, _, _ in made)
 
 
-def test_documents_of_one_line(tmp_path):
-    lone = documents(200, lines=(1, 1))
-    refused(tmp_path, "all of 200 sentence-pair labels are 1", documents=lone)
-    refused(tmp_path, "there are 0 instances, fewer than a batch", "albert", documents=lone)
+LONE = documents(200, lines=(1, 1))
+# name: the recipe where it is not bert, the arguments, the message
+REFUSED = {
+    "a corpus shorter than a batch": (
+        {"documents": documents(4, lines=(2, 3)), "changes": {"batch_size": 64}},
+        "there are .* instances, fewer than a batch of 64",
+    ),
+    "documents of one line": ({"documents": LONE}, "all of 200 sentence-pair labels are 1"),
+    "documents of one line, albert": (
+        {"name": "albert", "documents": LONE},
+        "there are 0 instances, fewer than a batch",
+    ),
+    "documents whose lines are instances each": (
+        {"documents": [[line * 5 for line in one] for one in documents()], "changes": {"seq_length": 8}},
+        "are 1, .* documents of several lines.* and lines shorter than seq_length, 8",
+    ),
+    "a vocabulary larger than the encoder's": (
+        {"changes": {"vocab_size": 100}},
+        f"the vocabulary has {len(runs.VOCABULARY)} tokens and the encoder 100 embedding rows",
+    ),
+    "held-out text without an instance": (
+        {"held_out": documents(20, lines=(1, 1), seed=5), "changes": {"strict": True}},
+        "held-out data gives no instance",
+    ),
+    "a fraction over 1": ({"held_out": 1.5}, "held_out is 1.5; give a fraction"),
+    "too few held-out documents": (
+        {"documents": documents(20), "held_out": 0.001},
+        "held-out documents: next_sentence needs 2",
+    ),
+    "a wrong segmenter": (
+        {"segment": lambda line: ["no words"], "changes": {"whole_word": True}},
+        "no words",
+    ),
+    "a segmenter that no mask reads": ({"segment": str.split}, "only masks of whole words"),
+    "save_every": ({"save_every": -1}, "save_every is -1; give a number of steps, or 0"),
+    "patience": ({"changes": {"patience": 2}}, "patience is 2 and the last phase has no held-out data"),
+    "a snapshot at 0": (
+        {"changes": {"steps": 40}, "snapshots": [20, 0]},
+        "snapshots has 0; give steps from 1 to 40",
+    ),
+    "a snapshot past the end": (
+        {"changes": {"steps": 40}, "snapshots": [20, 41]},
+        "snapshots has 41; give steps from 1 to 40",
+    ),
+    "no workers": ({"workers": 0}, "workers is 0; give a number of processes, 1 or more"),
+    "no data": ({"documents": None}, "give either documents or records"),
+}
 
 
-def test_documents_whose_lines_are_instances_each(tmp_path):
-    long = [[line * 5 for line in document] for document in documents()]
-    shorter = "are 1, .* documents of several lines.* and lines shorter than seq_length, 8"
-    refused(tmp_path, shorter, documents=long, changes={"seq_length": 8})
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_trained_is_refused(case, tmp_path):
+    options, match = REFUSED[case]
+    refused(tmp_path, match, **options)
 
 
 def test_a_label_rate_far_from_one_half():
@@ -128,11 +149,6 @@ def test_the_longest_step_is_the_optimizer_s():
     longest = np.max(np.abs(np.diff(places))) / hparams.learning_rate
     assert longest_step(hparams) == pytest.approx(longest, rel=1e-3) and longest > 3
     assert max(longest_step(one.hparams) for one in RECIPES.values()) < 1.001
-
-
-def test_a_vocabulary_larger_than_the_encoder_s(tmp_path):
-    match = f"the vocabulary has {len(runs.VOCABULARY)} tokens and the encoder 100 embedding rows"
-    refused(tmp_path, match, changes={"vocab_size": 100})
 
 
 def test_ids_over_vocab_size(tmp_path):
@@ -248,8 +264,6 @@ def test_lengths_that_are_not_those_of_the_records(tmp_path):
 def test_held_out_that_cannot_be(tmp_path):
     folder = write(tmp_path / "records")
     refused(tmp_path, "held_out is a fraction, but records have no documents", records=folder, held_out=0.1)
-    refused(tmp_path, "held_out is 1.5; give a fraction", held_out=1.5)
-    refused(tmp_path, "held-out documents: next_sentence needs 2", documents=documents(20), held_out=0.001)
     other = write(tmp_path / "other", settings={"seq_length": 24})
     match = "the held-out records have 24 positions and the training records 32; give held-out records of 32"
     refused(tmp_path, match, records=folder, held_out=other)
@@ -271,11 +285,6 @@ def test_held_out_records_are_checked_as_training_records_are(tmp_path):
     write_google(tmp_path / "ones.tfrecord", highest=4, labels=(1,), length=32)
     match = "held-out records .*ones.tfrecord: all of 20 sentence-pair labels are 1"
     refused(tmp_path, match, records=folder, held_out=[tmp_path / "ones.tfrecord"])
-
-
-def test_held_out_text_without_an_instance(tmp_path):
-    lone = documents(20, lines=(1, 1), seed=5)
-    refused(tmp_path, "held-out data gives no instance", held_out=lone, changes={"strict": True})
 
 
 def test_files_of_a_folder_with_another_vocabulary(tmp_path):
@@ -344,9 +353,7 @@ def test_segments_of_another_recipe_cause_a_warning(tmp_path):
     assert not list(check_written(folder, same, predictions=None))
 
 
-def test_a_segmenter_s_mistake_is_the_error(tmp_path):
-    refused(tmp_path, "no words", segment=lambda line: ["no words"], changes={"whole_word": True})
-    refused(tmp_path, "only masks of whole words", segment=str.split)
+def test_a_segmenter_is_given_where_records_are_written(tmp_path):
     folder = write(tmp_path / "records")
     refused(tmp_path, "give segment where the records are written", records=folder, segment=str.split)
 
@@ -373,29 +380,9 @@ def test_cheap_checks_run_before_the_text_is_read(changes, tmp_path):
         train(tmp_path / "full", documents=Unread())
 
 
-def test_save_every_is_a_number_of_steps(tmp_path):
-    refused(tmp_path, "save_every is -1; give a number of steps, or 0", save_every=-1)
-
-
-def test_patience_without_held_out_data(tmp_path):
-    refused(tmp_path, "patience is 2 and the last phase has no held-out data", changes={"patience": 2})
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("step", [0, 41])
-def test_snapshots_are_steps_of_the_training(step, tmp_path):
-    match = f"snapshots has {step}; give steps from 1 to 40"
-    refused(tmp_path, match, changes={"steps": 40}, snapshots=[20, step])
-
-
-def test_workers_are_a_number_and_read_text(tmp_path):
-    refused(tmp_path, "workers is 0; give a number of processes, 1 or more", workers=0)
+def test_workers_read_text(tmp_path):
     match = "workers is 2, which applies only to text; leave workers out"
     refused(tmp_path, match, documents=None, records=tmp_path / "records", workers=2)
-
-
-def test_data_in_two_ways_or_none(tmp_path):
-    refused(tmp_path, "give either documents or records", documents=None)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from bert_keras import checkpoints
 from bert_keras.features import INPUT_WORD_IDS
 from bert_keras.fields import Masking
 from bert_keras.tasks.pretraining.instance_sources import Share
-from bert_keras.tasks.pretraining.read_records import read_records
+from bert_keras.tasks.pretraining.records import read_records
 
 
 @pytest.mark.long
@@ -102,7 +102,7 @@ def test_files_in_a_folder_are_one_set(tmp_path, capfd):
     vocabulary = tmp_path / "vocab.txt"
     vocabulary.write_text("\n".join(runs.VOCABULARY))
     command = ["pretrain", "--vocab", vocabulary, "--size", "tiny", "--records", *files[:2]]
-    settings = ["--set", "steps=2", "batch_size=8", "phases=[[16, 0.5], [16, 0.5]]"]
+    settings = ["--steps", "2", "--batch-size", "8", "--phases", "[[16, 0.5], [16, 0.5]]"]
     code, _, err = runs.run_command(capfd, *command, "--output", tmp_path / "two", *settings)
     assert code == 0, err
     both = json.loads((tmp_path / "two" / "checkpoints" / "settings.json").read_text())["records"]

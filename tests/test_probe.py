@@ -1,6 +1,5 @@
 """Probes: every layer is measured on its own vectors, beside random weights and the most common label."""
 
-import json
 import random
 
 import numpy as np
@@ -10,14 +9,7 @@ from sklearn.linear_model import RidgeClassifier
 from sklearn.preprocessing import StandardScaler
 
 import bert_keras as bk
-from bert_keras.tasks.study.probe import (
-    CHECKPOINT,
-    RANDOM,
-    Examples,
-    _drawn,
-    run_probes,
-    tables,
-)
+from bert_keras.tasks.study.probe import CHECKPOINT, RANDOM, Example, _drawn, run_probes, tables
 
 WORDS = runs._WORDS
 SMALL = {"max_examples": 60, "restarts": 2, "seq_length": 32}
@@ -48,18 +40,16 @@ def place(tmp_path_factory):
     return folder
 
 
+def start(place, output, data, **settings):
+    """The results by name."""
+    how = {"checkpoint": place / "checkpoint", "log": lambda line: None, **SMALL}
+    return {one.name: one for one in run_probes(data, output=output, **how | settings)}
+
+
 @pytest.fixture(scope="module")
 def results(place):
-    data = {
-        "pos": place / "conll",
-        "chunk": place / "conll",
-        "entities": place / "conll",
-        "sst2": place / "sst2",
-    }
-    found = run_probes(
-        data, checkpoint=place / "checkpoint", output=place / "out", log=lambda line: None, **SMALL
-    )
-    return {one.name: one for one in found}
+    data = dict.fromkeys(("pos", "chunk", "entities"), place / "conll") | {"sst2": place / "sst2"}
+    return start(place, place / "out", data)
 
 
 @pytest.mark.long
@@ -69,7 +59,7 @@ def test_each_layer_has_a_measure_of_each_restart(place, results):
             assert np.shape(one.layers[weights]) == (3, 2)  # the embeddings and two blocks
             assert np.all((0 <= np.array(one.layers[weights])) & (np.array(one.layers[weights]) <= 1))
     assert results["entities"].measure == "f1" and results["pos"].measure == "accuracy"
-    kept = json.loads((place / "out" / "results.json").read_text())
+    kept = runs.results(place / "out")
     assert kept["pos"]["layers"] == {name: [*map(list, rows)] for name, rows in results["pos"].layers.items()}
     assert (place / "out" / "results.png").stat().st_size > 1000
 
@@ -89,15 +79,8 @@ def test_what_a_word_says_is_read_from_its_embedding(results):
 @pytest.mark.long
 def test_a_text_s_measure_is_that_of_a_classifier_on_the_mean_of_its_vectors(place, tmp_path):
     """By another route: the encoder called on the texts, the mean over its tokens without padding."""
-    found = run_probes(
-        {"sst2": place / "sst2"},
-        checkpoint=place / "checkpoint",
-        output=tmp_path / "out",
-        log=lambda line: None,
-        max_examples=120,
-        restarts=1,
-        seq_length=32,
-    )[0]
+    one_part = {"max_examples": 120, "restarts": 1}
+    found = start(place, tmp_path / "out", {"sst2": place / "sst2"}, **one_part)["sst2"]
     encoder = bk.load_encoder(place / "checkpoint", outputs=["embedding_output", "encoder_outputs"])
     preprocess = bk.Preprocessor(bk.load_tokenizer(place / "checkpoint"), seq_length=32)
 
@@ -120,9 +103,9 @@ def test_a_text_s_measure_is_that_of_a_classifier_on_the_mean_of_its_vectors(pla
 
 
 def test_restarts_learn_from_different_examples():
-    examples = Examples([{"text": b"%d" % i} for i in range(10)], [["a"]] * 10)
+    examples = [Example({"text": b"%d" % i}, ["a"]) for i in range(10)]
     parts = _drawn(examples, count=3, parts=3, seed=1, name="pos")
-    texts = [raw["text"] for part in parts for raw in part.raw]
+    texts = [one.raw["text"] for part in parts for one in part]
     assert len({*texts}) == 9
     with pytest.raises(ValueError, match="pos has 10 training examples, and 4 restarts of 3 read 12"):
         _drawn(examples, count=3, parts=4, seed=1, name="pos")
@@ -151,24 +134,16 @@ def test_bad_input_is_refused_before_any_work(place, tmp_path, data, message):
     (tmp_path / "five").mkdir()
     (tmp_path / "five" / "train.txt").write_text("Filme Film NN I-NC O\n")
     data = {name: tmp_path / path for name, path in data.items()}
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        run_probes(data, checkpoint=place / "checkpoint", output=tmp_path / "new", **SMALL)
-    assert not (tmp_path / "new").exists()
+    with runs.refused(message, output=tmp_path / "new"):
+        start(place, tmp_path / "new", data)
 
 
 @pytest.mark.parametrize(
-    ("length", "message"),
-    [(600, "seq_length is 600 and the encoder has 48 positions"), (2, "seq_length")],
+    ("length", "message"), [(600, "seq_length is 600 and the encoder has 48 positions"), (2, "seq_length")]
 )
 def test_a_refused_length_leaves_no_folder(place, tmp_path, length, message):
-    with pytest.raises(ValueError, match=message):
-        run_probes(
-            {"sst2": place / "sst2"},
-            checkpoint=place / "checkpoint",
-            output=tmp_path / "new",
-            **SMALL | {"seq_length": length},
-        )
-    assert not (tmp_path / "new").exists()
+    with runs.refused(message, output=tmp_path / "new"):
+        start(place, tmp_path / "new", {"sst2": place / "sst2"}, seq_length=length)
 
 
 def test_a_repeated_probe_is_refused(tmp_path, capfd):

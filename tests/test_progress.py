@@ -17,12 +17,14 @@ import forked
 import pytest
 import runs
 
-from bert_keras.tasks.training import progress
-from bert_keras.tasks.training.progress import Pace, duration
+from bert_keras.cli.console import Pace, duration
 
 TESTS = Path(__file__).parent
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
-PRETRAINING = "num_layers=1 hidden_size=32 num_heads=2 intermediate_size=64 seq_length=32 batch_size=8 steps=12 eval_every=6"
+PRETRAINING = (
+    "--num-layers 1 --hidden-size 32 --num-heads 2 --intermediate-size 64 --seq-length 32 --batch-size 8 "
+    "--steps 12 --eval-every 6"
+)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,7 @@ def finetuning(place, *more):
 
 def pretraining(place, *more):
     text, vocab = place / "text.txt", place / "checkpoint"
-    flags = ["--text", text, "--vocab", vocab, "--held-out", "0.2", "--set", *PRETRAINING.split()]
+    flags = ["--text", text, "--vocab", vocab, "--held-out", "0.2", *PRETRAINING.split()]
     return ["pretrain", *map(str, flags), *map(str, more)]
 
 
@@ -152,8 +154,8 @@ def test_a_terminal_shows_a_bar_unless_it_is_dumb(place, tmp_path):
 @pytest.mark.long
 def test_quiet_prints_only_results_and_warnings(place, tmp_path):
     evaluation = ["--run", str(tmp_path / "run"), "--json", "--data", str(place / "glue" / "SST-2")]
-    short = pretraining(place, "--output", tmp_path / "pre", "--quiet", "--set", "warmup_proportion=0.1")
-    short[short.index("steps=12")] = "steps=200"
+    short = pretraining(place, "--output", tmp_path / "pre", "--quiet", "--warmup-proportion", "0.1")
+    short[short.index("--steps") + 1] = "200"
     tuned, shown, warned = watch(
         (finetuning(place, "--output", tmp_path / "run", "--quiet"), SECONDS),
         (["--quiet", "evaluate", *evaluation], {"terminal": "xterm"}),
@@ -191,7 +193,7 @@ def test_downloads_show_no_bars_in_a_log(tmp_path):
 def test_a_log_of_many_steps_is_short(monkeypatch):
     """10,000 steps of a tenth of a second, and of ten seconds."""
     clock = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     for seconds, most in ((0.1, 1000 // 30), (10.0, 100)):
         pace, lines = Pace(10_000), 0
         for step in range(1, 10_001):
@@ -307,13 +309,13 @@ def test_python_gets_keyboard_interrupt(place, tmp_path):
     script.write_text(
         "import os, signal\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from bert_keras.tasks.data.glue_rows import ROWS\n"
-        "from bert_keras.tasks.problems.classification import Glue\n"
+        "from bert_keras.tasks.problems.classification import TextClassification\n"
         "from bert_keras.tasks.hparams import Hparams\n"
         "from bert_keras.tasks.finetuning.finetune import finetune\n"
         "from bert_keras.tasks.training.loop import StopOnDivergence\n"
         "StopOnDivergence.on_train_batch_end = lambda *_, **__: os.kill(os.getpid(), signal.SIGINT)\n"
-        f"task, hparams = Glue(ROWS['sst2'], {str(place / 'glue' / 'SST-2')!r}), Hparams(batch_size=8, seq_length=40)\n"
+        f"task = TextClassification.open('sst2', {str(place / 'glue' / 'SST-2')!r})\n"
+        "hparams = Hparams(batch_size=8, seq_length=40)\n"
         f"how = dict(checkpoint={str(place / 'checkpoint')!r}, output={str(tmp_path / 'run')!r}, hparams=hparams)\n"
         "try:\n"
         "    finetune(task, log=lambda line: None, **how)\n"
@@ -423,18 +425,6 @@ def test_patience_stops_and_survives_a_stop(place, tmp_path):
     assert results["stopped_early"] == {"epoch": 4, "step": 24} and len(results["history"]) == 4
     assert [stop.code for stop in stops] == [130, 130]
     assert done.code == 0 and content(tmp_path / "run") == results, done.err
-
-
-@pytest.mark.long
-def test_an_unfinished_run_of_a_version_without_patience_is_resumed(place, tmp_path):
-    arguments = finetuning(place, "--output", tmp_path / "run")
-    assert watch((arguments, signals(["step", 2, ["SIGINT"]])))[0].code == 130
-    settings = tmp_path / "run" / "checkpoints" / "settings.json"
-    without = {name: value for name, value in json.loads(settings.read_text()).items() if name != "patience"}
-    settings.write_text(json.dumps(without))
-    refused, done = watch(([*arguments, "--patience", "2"], {}), (arguments, {}))
-    assert "was made with another patience: null, not 2" in refused.err
-    assert done.code == 0 and "at step 2 of 18" in done.out, done.err
 
 
 @pytest.mark.long

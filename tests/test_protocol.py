@@ -1,7 +1,9 @@
 """The protocol for any task: the grid, the epoch that is kept, the ensemble, runs that did not learn, the paper's figures."""
 
 import csv
+import functools
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -9,28 +11,20 @@ import pytest
 import runs
 import tensorflow as tf
 
-from bert_keras.io.output_folder import check_equal
 from bert_keras.tasks.batches import predict
-from bert_keras.tasks.data.glue_rows import ROWS
-from bert_keras.tasks.devices.workers import Workers
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams, hparams_of
 from bert_keras.tasks.options import ProtocolOptions
-from bert_keras.tasks.problems.choice import Swag
-from bert_keras.tasks.problems.classification import Glue
-from bert_keras.tasks.problems.question_answering import Squad
-from bert_keras.tasks.problems.tagging import Conll
+from bert_keras.tasks.problems.classification import TextClassification
+from bert_keras.tasks.problems.multiple_choice import MultipleChoice
+from bert_keras.tasks.problems.question_answering import QuestionAnswering
+from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.runs.ensemble import load_runs
 from bert_keras.tasks.runs.run_folder import evaluate, load_run
-from bert_keras.tasks.study.paper_figures import FIGURES, paper_table
-from bert_keras.tasks.study.protocol import (
-    RATES,
-    _grid,
-    check_grid,
-    run_protocol,
-    summarize,
-)
-from bert_keras.tasks.study.summary import tables
+from bert_keras.tasks.study.grid import Cell, run_cells
+from bert_keras.tasks.study.protocol import run_protocol, summarize
+from bert_keras.tasks.study.report import FIGURES, paper_table, summary_tables
+from bert_keras.tasks.study.rows import LEARNING_RATES, check_grid, protocol_runs
 
 HPARAMS = Hparams(epochs=3, batch_size=16, seq_length=16, seed=5)
 
@@ -49,7 +43,9 @@ def place(tmp_path_factory):
 
 
 def opened(place):
-    return Glue.open("custom", {"train": str(place / "train.csv"), "validation": str(place / "dev.csv")})
+    return TextClassification.open(
+        "custom", {"train": str(place / "train.csv"), "validation": str(place / "dev.csv")}
+    )
 
 
 def start(place, output, **settings):
@@ -60,11 +56,13 @@ def start(place, output, **settings):
     return summary, lines
 
 
+GRID = {"batch_sizes": (16, 32), "restarts": 2, "ensemble": 2}
+
+
 @pytest.fixture(scope="module")
 def done(place):
     """Two batch sizes by two seeds, and an ensemble of two."""
-    grid = {"batch_sizes": (16, 32), "restarts": 2, "ensemble": 2, "best_only": True}
-    return start(place, place / "runs", **grid)[0]
+    return start(place, place / "runs", **GRID, best_only=True)[0]
 
 
 @pytest.mark.long
@@ -75,14 +73,10 @@ def test_every_combination_is_one_run(place, done):
     assert sorted(path.name for path in (place / "runs" / "custom").iterdir()) == sorted(names)
     assert [one.path.name for one in done.outcomes] == names
     for one in done.outcomes:
-        used = json.loads((one.path / "results.json").read_text())["hparams"]
-        assert (used["batch_size"], used["seed"]) == (one.batch_size, one.seed)
-        assert (
-            one.measures["accuracy"]
-            == json.loads((one.path / "results.json").read_text())["measures"]["val_accuracy"]
-        )
-    best = done.best
-    assert best.measures["accuracy"] == max(one.measures["accuracy"] for one in done.outcomes)
+        found = runs.results(one.path)
+        assert {name: found["hparams"][name] for name in one.place} == one.place
+        assert one.measures["accuracy"] == found["measures"]["val_accuracy"]
+    assert done.best.measures["accuracy"] == max(one.measures["accuracy"] for one in done.outcomes)
 
 
 @pytest.mark.long
@@ -92,10 +86,10 @@ def test_an_ensemble_is_measured_beside_its_members(place, done):
     run = load_runs([one.path for one in together.members])
     predictions, raw = predict(run.task, run.preprocess, run.model, opened(place).examples("validation"))
     assert together.measures == dict(run.task.evaluate(predictions, raw))
-    first, second = tables([done])[:2]
+    first, second = summary_tables([done])[:2]
     assert first.columns[4] == "rate, batch, seed"
     assert second.rows[0][:2] == ("custom", 2)
-    kept = json.loads((place / "runs" / "results.json").read_text())["tasks"]["custom"]
+    kept = runs.results(place / "runs")["tasks"]["custom"]
     assert kept["ensemble"]["measures"] == together.measures
 
 
@@ -108,7 +102,7 @@ def test_the_ensemble_keeps_its_weights(done):
 @pytest.mark.long
 def test_a_finished_protocol_trains_nothing(place, done):
     with runs.no_training():
-        again, lines = start(place, place / "runs", batch_sizes=(16, 32), restarts=2, ensemble=2)
+        again, lines = start(place, place / "runs", **GRID)
     assert again == done and sum("is finished already" in line for line in lines) == 4
 
 
@@ -128,14 +122,31 @@ def test_a_damaged_run_of_a_finished_protocol_is_refused(place, done, damaged, m
     file.write_bytes(before[:-1]) if damaged == "vocab.txt" else file.unlink()
     try:
         with runs.no_training(), pytest.raises(ValueError, match=f"{done.best.path}.*{message}"):
-            start(place, place / "runs", batch_sizes=(16, 32), restarts=2, ensemble=2)
+            start(place, place / "runs", **GRID)
     finally:
         file.write_bytes(before)
 
 
 def alone(outcome):
     """The settings of a grid that has only this run."""
-    return {"hparams": replace(HPARAMS, seed=outcome.seed), "batch_sizes": (outcome.batch_size,)}
+    return {
+        "hparams": replace(HPARAMS, seed=outcome.place["seed"]),
+        "batch_sizes": (outcome.place["batch_size"],),
+    }
+
+
+@pytest.mark.long
+def test_a_run_killed_between_its_card_and_its_results_is_resumed(place, done, tmp_path):
+    """It still has its saves; a finished run has none, and lost its results if it has none of both."""
+    run = shutil.copytree(done.best.path, tmp_path / "run")
+    (run / "results.json").unlink()
+    (run / "checkpoints" / "ckpt-9.index").touch()
+
+    def train(output):
+        raise runs.Begun
+
+    with pytest.raises(runs.Begun):
+        next(run_cells([Cell(name="run", path=run, train=train)]))
 
 
 @pytest.mark.long
@@ -157,7 +168,7 @@ def test_a_wider_grid_reads_the_runs_of_a_narrower_one(place, done, tmp_path):
         summary, lines = start(place, place / "runs", **alone(done.best))
     assert [one.path for one in summary.outcomes] == [done.best.path]
     with runs.no_training():  # the results as the other tests read them
-        start(place, place / "runs", batch_sizes=(16, 32), restarts=2, ensemble=2)
+        start(place, place / "runs", **GRID)
 
 
 def test_an_ensemble_of_too_few_runs_that_learned_is_left_out(place, done, tmp_path):
@@ -180,17 +191,17 @@ def test_results_of_another_run_are_not_replaced(place, tmp_path, results):
 
 def test_a_rate_that_nobody_gave_does_not_end_a_grid():
     """A task's own rate is part of its defaults, which a command reads too."""
-    for defaults, layers in (({}, None), ({}, "last"), (Swag().defaults, None)):
+    for defaults, layers in (({}, None), ({}, "last"), (MultipleChoice().defaults, None)):
         hparams = hparams_of(defaults, {} if layers is None else {"feature_layers": layers})
         check_grid(hparams, ProtocolOptions(), defaults=defaults)
     with pytest.raises(ValueError, match="learning_rate is 3e-05, and a grid"):
-        check_grid(Hparams(learning_rate=3e-5), ProtocolOptions(), defaults=Swag().defaults)
+        check_grid(Hparams(learning_rate=3e-5), ProtocolOptions(), defaults=MultipleChoice().defaults)
     check_grid(Hparams(learning_rate=3e-5), ProtocolOptions(learning_rates=(1e-3,)), defaults={})
 
 
 def test_the_rates_are_those_of_the_approach():
-    for layers, rates in ((None, RATES), ("last", (1e-3,))):
-        grid = _grid(Hparams(feature_layers=layers), ProtocolOptions())
+    for layers, rates in ((None, LEARNING_RATES), ("last", (1e-3,))):
+        grid = protocol_runs(Hparams(feature_layers=layers), ProtocolOptions())
         assert tuple(settings.learning_rate for _, settings in grid) == rates
 
 
@@ -215,20 +226,13 @@ def test_the_last_epoch_is_kept(place, tmp_path):
     assert evaluate(run, "validation")["accuracy"] == pytest.approx(history[-1])
 
 
-def test_runs_of_a_version_without_keep_have_the_same_identity():
-    old = {name: value for name, value in HPARAMS.identity().items() if name != "keep"}
-    check_equal("run", old, HPARAMS.identity())
-    with pytest.raises(ValueError, match="another keep"):
-        check_equal("run", old, replace(HPARAMS, keep="last").identity())
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"ensemble": 3, "restarts": 2}, "has 3 members and the grid 2 run"),
         ({"batch_sizes": (8, 8)}, "batch_sizes is .*each once"),
         ({"epoch_counts": ()}, "epoch_counts is"),
-        ({"ensemble": 1}, "ensemble must be at least 2"),
+        ({"ensemble": 1}, "ensemble must be a whole number of at least 2"),
         (
             {"hparams": replace(HPARAMS, dev_fraction=0.1)},
             "each seed would hold out other examples; give a dev",
@@ -243,24 +247,18 @@ def test_runs_of_a_version_without_keep_have_the_same_identity():
     ],
 )
 def test_refused_before_any_training(place, tmp_path, settings, message):
-    with runs.no_training(), pytest.raises(ValueError, match=message):
+    with runs.refused(message, output=tmp_path / "new"):
         start(place, tmp_path / "new", **settings)
-    assert not (tmp_path / "new").exists()
 
 
 def test_a_split_without_labels_is_refused_before_any_training(place, tmp_path):
-    class Withheld(Glue):
+    class Withheld(TextClassification):
         def examples(self, split):
             return super().examples(split).map(lambda raw: raw | {"label": -tf.ones_like(raw["label"])})
 
-    task = Withheld(ROWS["sst2"], runs.write_data(tmp_path / "sst2", "sst2", count=8))
-    with runs.no_training(), pytest.raises(ValueError, match="no example in the train split of sst2 has a l"):
+    task = Withheld.open("sst2", runs.write_data(tmp_path / "sst2", "sst2", count=8))
+    with runs.refused("no example in the train split of sst2 has a label", output=tmp_path / "new"):
         run_protocol(task, checkpoint=place / "checkpoint", output=tmp_path / "new", hparams=HPARAMS)
-    assert not (tmp_path / "new").exists()
-
-
-class Compared(Exception):
-    """The facts that a worker compares with those of the others."""
 
 
 @pytest.mark.parametrize(
@@ -273,26 +271,17 @@ class Compared(Exception):
     ],
 )
 def test_workers_compare_their_grids_before_a_folder_is_made(place, tmp_path, monkeypatch, changes, named):
-    def raised(self, facts, remedy):
-        raise Compared(json.dumps(facts))
-
-    monkeypatch.setattr(Workers, "check_same", raised)
-    found = []
-    for settings in ({}, changes):
-        with pytest.raises(Compared) as error:
-            start(place, tmp_path / "new", **settings)
-        found.append(json.loads(str(error.value)))
-    assert {name for name in found[0] if found[0][name] != found[1][name]} == named
+    start_new = functools.partial(start, place, tmp_path / "new")
+    assert runs.unlike(monkeypatch, start_new, changes) == named
     assert not (tmp_path / "new").exists()
 
 
 def test_a_missing_second_dev_file_is_named_before_any_training(place, tmp_path):
     data = runs.write_data(tmp_path / "MNLI", "mnli")
     (data / "dev_mismatched.tsv").unlink()
-    task = Glue.open("mnli", data)
-    with runs.no_training(), pytest.raises(FileNotFoundError, match="dev_mismatched.tsv"):
+    task = TextClassification.open("mnli", data)
+    with runs.refused("dev_mismatched.tsv", output=tmp_path / "new"):
         run_protocol(task, checkpoint=place / "checkpoint", output=tmp_path / "new", hparams=HPARAMS)
-    assert not (tmp_path / "new").exists()
 
 
 def test_patience_does_not_go_with_the_last_epoch():
@@ -336,37 +325,42 @@ def tags(rows):
     return {"tags": np.array([row.encode() for row in rows], object)}
 
 
-CONLL = Conll(("O", "B-PER"), scheme="IOB2")
+CONLL = Tagging(("O", "B-PER"), scheme="IOB2")
 CASES = {
-    "one position": (Swag(), swag([1] * 8), swag([0, 1, 2, 3] * 2), "ending 1 for 100.0%"),
+    "one position": (MultipleChoice(), swag([1] * 8), swag([0, 1, 2, 3] * 2), "ending 1 for 100.0%"),
     "no better than one position": (
-        Swag(),
+        MultipleChoice(),
         swag([0, 0, 1, 1, 2, 3, 1, 3]),
         swag([0, 1, 2, 3] * 2),
         "accuracy 0.2500; predicting the majority",
     ),
-    "endings": (Swag(), swag([0, 1, 2, 3] * 2), swag([0, 1, 2, 3] * 2), None),
-    "one answer": (Squad.open("squad1.1", None), squad(["a"] * 4), gold("abcd"), "a for 100.0%"),
-    "wrong answers": (Squad.open("squad1.1", None), squad("wxyz"), gold("bcde"), "f1 / 100 0.0000"),
-    "answers": (Squad.open("squad1.1", None), squad("bxyz"), gold("bcde"), None),
+    "endings": (MultipleChoice(), swag([0, 1, 2, 3] * 2), swag([0, 1, 2, 3] * 2), None),
+    "one answer": (QuestionAnswering.open("squad1.1", None), squad(["a"] * 4), gold("abcd"), "a for 100.0%"),
+    "wrong answers": (
+        QuestionAnswering.open("squad1.1", None),
+        squad("wxyz"),
+        gold("bcde"),
+        "f1 / 100 0.0000",
+    ),
+    "answers": (QuestionAnswering.open("squad1.1", None), squad("bxyz"), gold("bcde"), None),
     "never an answer": (
-        Squad.open("squad2.0", None),
+        QuestionAnswering.open("squad2.0", None),
         squad([""] * 4),
         gold(["b", "c", "", ""]),
         "no answer for 100.0%",
     ),
     "no better than no answer": (
-        Squad.open("squad2.0", None),
+        QuestionAnswering.open("squad2.0", None),
         squad(["b", "x", "", "y"]),
         gold(["b", "c", "", ""]),
         "no answer at all has 0.5000",
     ),
     "no entity": (CONLL, tags(["O O", "O"]), tags(["B-PER O", "O"]), "f1 0.0000"),
-    "one position of all, right": (Swag(), swag([1] * 8), swag([1] * 8), None),
-    "one position of all, wrong": (Swag(), swag([1] * 8), swag([2] * 8), "ending 1 for 100.0%"),
-    "nearly all one position, right": (Swag(), swag([1] * 399 + [2]), swag([1] * 399 + [2]), None),
+    "one position of all, right": (MultipleChoice(), swag([1] * 8), swag([1] * 8), None),
+    "one position of all, wrong": (MultipleChoice(), swag([1] * 8), swag([2] * 8), "ending 1 for 100.0%"),
+    "nearly all one position, right": (MultipleChoice(), swag([1] * 399 + [2]), swag([1] * 399 + [2]), None),
     "worse than one position": (
-        Swag(),
+        MultipleChoice(),
         swag([1, 0, 3, 2] * 2),
         swag([0, 1, 2, 3] * 2),
         "accuracy 0.0000; predicting the majority",

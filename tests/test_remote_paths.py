@@ -18,20 +18,17 @@ from random_checkpoints import random_checkpoint
 import bert_keras as bk
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
-from bert_keras.io import remote_paths
-from bert_keras.io.atomic_folders import whole_folder
-from bert_keras.io.output_folder import Folder
-from bert_keras.io.paths import path_of
-from bert_keras.io.remote_paths import RemotePath
+from bert_keras.io import paths
+from bert_keras.io.folders import Folder, atomic_folder
+from bert_keras.io.paths import RemotePath, to_path
 from bert_keras.tasks.hparams import Sampling
 from bert_keras.tasks.pretraining.corpus import Corpus, open_corpora
-from bert_keras.tasks.pretraining.instance_sources import _digest_of_files
-from bert_keras.tasks.pretraining.read_records import read_records
+from bert_keras.tasks.pretraining.records import digest_records, read_records
 from bert_keras.tasks.pretraining.vocabulary import write_vocabulary
-from bert_keras.tasks.pretraining.write_records import write_records
-from bert_keras.tasks.problems.classification import Glue
-from bert_keras.tasks.problems.question_answering import Squad
-from bert_keras.tasks.problems.tagging import Conll
+from bert_keras.tasks.pretraining.write_records import Job, write_records
+from bert_keras.tasks.problems.classification import TextClassification
+from bert_keras.tasks.problems.question_answering import QuestionAnswering
+from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.training.loop import RUN
 from bert_keras.text.wordpiece import WordPiece
 
@@ -55,17 +52,17 @@ def ram():
 
 
 def test_a_path_as_an_address_of_this_machine(tmp_path):
-    assert path_of(f"file://{tmp_path}/text.txt") == tmp_path / "text.txt"
+    assert to_path(f"file://{tmp_path}/text.txt") == tmp_path / "text.txt"
 
 
 def test_a_remote_path_is_a_path(ram):
     given = ram("some folder/text.txt", "one\ntwo\n")
-    path = path_of(given)
+    path = to_path(given)
     assert isinstance(path, RemotePath) and isinstance(path, Path) and str(path) == given
-    assert path_of(path) == path and pickle.loads(pickle.dumps(path)) == path
+    assert to_path(path) == path and pickle.loads(pickle.dumps(path)) == path
     assert path.is_file() and not path.is_dir() and path.parent.is_dir() and path.stat().st_size == 8
     assert path.read_text() == "one\ntwo\n" and path.read_bytes() == b"one\ntwo\n"
-    assert [*path.parent.iterdir()] == [path] and path in path_of(ram.folder).rglob("*")
+    assert [*path.parent.iterdir()] == [path] and path in to_path(ram.folder).rglob("*")
     with path.open("rb") as file:
         assert (file.seek(4), file.readline(2), file.tell(), file.read()) == (4, b"tw", 6, b"o\n")
     with pytest.raises(FileNotFoundError, match="there is no ram://"):
@@ -83,7 +80,7 @@ def test_a_folder_is_listed_with_one_request_for_each_level(ram, monkeypatch):
         ".i/j.txt",
         *(f"k/{i}.txt" for i in range(20)),
     }
-    folder = path_of(f"{ram.folder}/text [2]")
+    folder = to_path(f"{ram.folder}/text [2]")
     for name in names:
         ram(f"text [2]/{name}", "one")
         ram(f"text 2/{name}.other", "two")
@@ -94,8 +91,8 @@ def test_a_folder_is_listed_with_one_request_for_each_level(ram, monkeypatch):
             asked.append(name)
             return getattr(gfile, name)
 
-    monkeypatch.setattr(remote_paths, "_gfile", Counted)
-    assert {file.relative_to(folder).as_posix() for file in remote_paths.files_below(folder)} == names
+    monkeypatch.setattr(paths, "_gfile", Counted)
+    assert {file.relative_to(folder).as_posix() for file in paths.files_below(folder)} == names
     assert asked == ["glob"] * 5, "four levels, and the empty one"
 
 
@@ -125,7 +122,7 @@ def test_vocabularies(ram, tmp_path):
         tokenizer = checkpoints.load_tokenizer(given)
         assert tokenizer.vocab_size == len(PIECES) and not tokenizer.lower_case
     assert WordPiece.from_file(file).vocab_size == len(PIECES)
-    assert WordPiece.from_file(path_of(file)).vocab_size == len(PIECES)
+    assert WordPiece.from_file(to_path(file)).vocab_size == len(PIECES)
     with pytest.raises(FileNotFoundError, match="ram://"):
         checkpoints.load_tokenizer(f"{ram.folder}/absent/vocab.txt")
 
@@ -139,7 +136,7 @@ def test_weights_on_another_file_system_are_refused_and_their_tokenizer_is_read(
         folder = f"{ram.folder}/{form}"
         with pytest.raises(BertKerasError, match=f"^{folder}: .* local disk; copy it there first.$"):
             checkpoints.load_encoder(folder)
-    assert checkpoints.load_tokenizer(f"{ram.folder}/hugging-face").vocabulary == made.vocabulary
+    assert checkpoints.load_tokenizer(f"{ram.folder}/hugging-face").vocabulary == made.vocabulary.tokens
     ram("hugging-face/task.json", "{}")
     for given in (f"{ram.folder}/hugging-face", ram("model.keras", "")):
         with pytest.raises(BertKerasError, match=f"^{given}: .* local disk; copy it there first.$"):
@@ -172,25 +169,25 @@ DATA = {
     "official tsv": (
         "SST-2/train.tsv",
         "sentence\tlabel\na\t1\nb\t0\n",
-        functools.partial(Glue.open, "sst2"),
+        functools.partial(TextClassification.open, "sst2"),
     ),
-    "csv": ("train.csv", "text,label\na,x\nb,y\n", functools.partial(Glue.open, "custom")),
+    "csv": ("train.csv", "text,label\na,x\nb,y\n", functools.partial(TextClassification.open, "custom")),
     "csv.gz": (
         "train.csv.gz",
         gzip.compress(b"text,label\na,x\nb,y\n"),
-        functools.partial(Glue.open, "custom"),
+        functools.partial(TextClassification.open, "custom"),
     ),
     "jsonl": (
         "train.jsonl",
         '{"text": "a", "label": "x"}\n{"text": "b", "label": "y"}\n',
-        functools.partial(Glue.open, "custom"),
+        functools.partial(TextClassification.open, "custom"),
     ),
-    "parquet": ("train.parquet", parquet(), functools.partial(Glue.open, "custom")),
-    "squad": ("train-v1.1.json", json.dumps(SQUAD), functools.partial(Squad.open, "squad1.1")),
+    "parquet": ("train.parquet", parquet(), functools.partial(TextClassification.open, "custom")),
+    "squad": ("train-v1.1.json", json.dumps(SQUAD), functools.partial(QuestionAnswering.open, "squad1.1")),
     "conll": (
         "train.txt",
         "-DOCSTART- -X- O\n\na NN O\nParis NNP I-LOC\n\n",
-        functools.partial(Conll.open, "conll2003"),
+        functools.partial(Tagging.open, "conll2003"),
     ),
 }
 
@@ -221,20 +218,22 @@ def test_records_are_written_and_read(ram, tmp_path):
     }
     source = open_corpora([ram("text.txt", TEXT)])
     remote, local = f"{ram.folder}/instances", tmp_path / "instances"
-    assert write_records(source, remote, **options) == write_records(source, local, **options)
-    assert {path.name: path.read_bytes() for path in path_of(remote).iterdir()} == {
+    assert write_records(source, Job(path=to_path(remote), **options)) == write_records(
+        source, Job(path=local, **options)
+    )
+    assert {path.name: path.read_bytes() for path in to_path(remote).iterdir()} == {
         path.name: path.read_bytes() for path in local.iterdir()
     }
-    times = [path.stat().st_mtime_ns for path in path_of(remote).iterdir()]
-    write_records(source, remote, **options)  # again: nothing is written
-    assert [path.stat().st_mtime_ns for path in path_of(remote).iterdir()][:-1] == times[:-1]
+    times = [path.stat().st_mtime_ns for path in to_path(remote).iterdir()]
+    write_records(source, Job(path=to_path(remote), **options))  # again: nothing is written
+    assert [path.stat().st_mtime_ns for path in to_path(remote).iterdir()][:-1] == times[:-1]
     for given in ((remote, local), ([f"{remote}/00000.tfrecord"], [local / "00000.tfrecord"])):
         first, second = (list(read_records(path, tokenizer=tokenizer).as_numpy_iterator()) for path in given)
         assert first and str(first) == str(second)
     assert len(list(read_records(remote, seed=1).take(3))) == 3
-    assert _digest_of_files(remote) == _digest_of_files(local)
+    assert digest_records(remote) == digest_records(local)
     with pytest.raises(ValueError, match="was made with another text"):
-        write_records([["the dog", "ran far"]] * 4, remote, **options)
+        write_records([["the dog", "ran far"]] * 4, Job(path=to_path(remote), **options))
 
 
 @pytest.mark.parametrize("output", ["run", "folder", "vocabulary"])
@@ -245,7 +244,7 @@ def test_outputs_that_need_a_local_disk(ram, output):
         if output == "run":
             Folder(path, RUN).check()
         elif output == "folder":
-            with whole_folder(path_of(path)):
+            with atomic_folder(to_path(path)):
                 raise AssertionError("it starts to write")
         else:
             write_vocabulary([["a cat"]], path, kind="wordpiece", size=100, lower_case=True)
@@ -255,7 +254,7 @@ def test_a_missing_file_is_not_a_damaged_one(ram):
     given = ram("text.txt", "one\n")
     tf.io.gfile.remove(given)
     with pytest.raises(FileNotFoundError, match="there is no ram://") as error:
-        path_of(given).stat()
+        to_path(given).stat()
     assert error.value.errno == errno.ENOENT
 
 

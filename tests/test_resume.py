@@ -14,13 +14,12 @@ import pytest
 import runs
 
 from bert_keras.errors import BertKerasError
-from bert_keras.io.output_folder import Folder
+from bert_keras.io.folders import Folder
 from bert_keras.io.signals import postponed
-from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.devices.workers import Workers
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.training.loop import RESULTS_FILE, RUN
 from bert_keras.tasks.training.saver import CHECKPOINTS, SETTINGS, Saver
 
@@ -76,24 +75,24 @@ def test_killed_runs_end_with_the_same_bits(tmp_path):
 # The folder
 
 
-def begin(path, identity):
-    with Folder(path, RUN).begin(identity) as begun:
+def begin(path, fingerprint):
+    with Folder(path, RUN).begin(fingerprint) as begun:
         return begun
 
 
-def test_a_folder_is_of_its_identity(tmp_path):
-    identity = {"steps": 10, "phases": ((8, 1.0),), "text": "ab"}
-    assert not begin(tmp_path / "run", identity)
-    assert begin(tmp_path / "run", dict(identity))
+def test_a_folder_is_of_its_fingerprint(tmp_path):
+    fingerprint = {"steps": 10, "phases": ((8, 1.0),), "text": "ab"}
+    assert not begin(tmp_path / "run", fingerprint)
+    assert begin(tmp_path / "run", dict(fingerprint))
     for name, value in (("steps", 11), ("text", "cd"), ("new", 1)):
         with pytest.raises(BertKerasError, match=f"was made with another {name}"):
-            begin(tmp_path / "run", identity | {name: value})
+            begin(tmp_path / "run", fingerprint | {name: value})
     (tmp_path / "run" / RESULTS_FILE).write_text("{}")
     with pytest.raises(BertKerasError, match="already holds a run"):
-        begin(tmp_path / "run", identity)
+        begin(tmp_path / "run", fingerprint)
 
 
-def test_a_folder_whose_identity_is_damaged(tmp_path):
+def test_a_folder_whose_fingerprint_is_damaged(tmp_path):
     begin(tmp_path, {"steps": 10})
     (tmp_path / CHECKPOINTS / SETTINGS).write_text("{")
     with pytest.raises(BertKerasError, match="settings.json"):
@@ -207,7 +206,7 @@ def test_a_fine_tuning_of_other_settings_is_not_resumed(tmp_path):
 
     def start(save_every=2, **changes):
         finetune(
-            Glue(ROWS["sst2"], tmp_path / "data"),
+            TextClassification.open("sst2", tmp_path / "data"),
             checkpoint=tmp_path / "checkpoint",
             output=tmp_path / "run",
             hparams=Hparams(**(quick | changes)),
@@ -236,9 +235,9 @@ def test_a_resume_that_does_not_repeat_the_measures(tmp_path, monkeypatch):
 
     def start(*accuracies):
         values = iter(accuracies)
-        monkeypatch.setattr(Glue, "evaluate", lambda *_: {"accuracy": next(values)})
+        monkeypatch.setattr(TextClassification, "evaluate", lambda *_: {"accuracy": next(values)})
         return finetune(
-            Glue(ROWS["sst2"], tmp_path / "data"),
+            TextClassification.open("sst2", tmp_path / "data"),
             checkpoint=tmp_path / "checkpoint",
             output=tmp_path / "run",
             hparams=Hparams(epochs=3, batch_size=8, learning_rate=1e-3, seq_length=40, max_examples=16),

@@ -65,8 +65,9 @@ def test_instances_of_two_segments_have_room_for_both_separators(preprocess):
     settings = Sampling(seq_length=32, short_seq_prob=0.0, dupe_factor=1)
     tokenizer = preprocess.tokenizer
     how = {"tokenizer": tokenizer, "settings": settings, "segment": None}
-    made, _ = instance_stream.instances_of(documents, seed=[0], **how)
-    ids = np.concatenate([batch["input_word_ids"] for batch in instance_stream.Packer(**how)(made)])
+    maker = instance_stream.InstanceMaker(**how)
+    made, _ = maker.instances(documents, seed=[0])
+    ids = np.concatenate([batch["input_word_ids"] for batch in instance_stream.Packer(maker)(made)])
     assert ((ids == tokenizer.special.end).sum(axis=1) == 3).all()
     assert max(sum(map(len, instance.segments)) for instance in made) == 32 - 4
 

@@ -16,6 +16,7 @@ from runs import ROBERTA_TOKENS, contents, run_command, texts, write_roberta
 import bert_keras as bk
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
+from bert_keras.io.formats import RUN, stamp
 from bert_keras.savedmodels import runtime_example, runtimes
 from bert_keras.savedmodels.model_card import precision_of
 from bert_keras.savedmodels.runtime_example import read_inputs
@@ -32,9 +33,8 @@ from bert_keras.savedmodels.runtimes import (
 )
 from bert_keras.savedmodels.verify import CARD, SAMPLES, ExportError
 from bert_keras.tasks.batches import predict
-from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.pretraining.vocabulary import learn_sentencepiece
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.runs.ensemble import Ensemble
 from bert_keras.tasks.runs.run_folder import Run, load_run
 from bert_keras.tasks.task import model_inputs
@@ -238,7 +238,7 @@ def test_the_features_are_those_of_the_preprocessor(sst2, tmp_path, monkeypatch)
     ]
     cases += [(sst2.checkpoint, "sst2", "tail"), (sst2.checkpoint, "sst2", "head_tail")]
     for i, (checkpoint, name, truncation) in enumerate(cases):
-        run = untrained(Glue(ROWS[name], truncation=truncation), checkpoint)
+        run = untrained(TextClassification.open(name, truncation=truncation), checkpoint)
         settings, folder = settings_of(run, "onnx"), tmp_path / str(i)
         folder.mkdir()
         write_beside(run, folder, settings, name="model", size=0, quantize=None)
@@ -306,7 +306,7 @@ def test_a_task_whose_answers_need_the_text(case, reason, sst2, tmp_path, monkey
 
 def test_a_classifier_of_windows_is_refused():
     with pytest.raises(ValueError, match="sst2 cuts texts into windows"):
-        check_task(Glue(ROWS["sst2"], doc_stride=8))
+        check_task(TextClassification.open("sst2", doc_stride=8))
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ def test_a_task_whose_answers_need_the_text_is_refused_before_weights_are_read(
     model, reason, tmp_path, capfd, monkeypatch
 ):
     monkeypatch.setattr("bert_keras.savedmodels.runtimes.check_packages", lambda *args, **kwargs: None)
-    task = {"kind": "squad", "task": CASES["Question answering"].to_json()}
+    task = stamp(RUN) | {"kind": "question-answering", "task": CASES["Question answering"].to_json()}
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "task.json").write_text(
         json.dumps(task | {"seq_length": 40, "truncation": "longest_first"})
@@ -404,7 +404,7 @@ def test_a_full_folder_and_an_unknown_target_are_refused_before_the_run_is_read(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--seq-length", "0"], "seq_length is 0; seq_length must be at least 1"),
+        (["--seq-length", "0"], "seq_length is 0; seq_length must be a whole number of at least 1"),
         (["--seq-length", "8"], "give --run alone"),
         (["--format", "onnx", "--freeze"], "freeze must be False for onnx"),
         (["--quantize", "int8"], "quantize must be None for a savedmodel"),

@@ -11,6 +11,7 @@ import pytest
 import runs
 import sentencepiece
 import tensorflow as tf
+from random_checkpoints import with_vocabulary
 from sentencepiece import sentencepiece_model_pb2
 
 from bert_keras import checkpoints
@@ -262,9 +263,9 @@ def test_a_folder_keeps_it(checkpoint, model, tmp_path):
         assert (read.model, read.lower_case) == (model, True)
     assert checkpoints.load_tokenizer(checkpoint, lower_case=False).lower_case is False
     read = checkpoints.read(checkpoint)
-    assert (read.sentencepiece, read.vocabulary) == (model, None)
+    assert (read.vocabulary.sentencepiece, read.vocabulary.tokens) == (model, None)
     copy = tmp_path / "copy"
-    checkpoints.write(dataclasses.replace(read, lower_case=False), copy, format="hugging-face")
+    checkpoints.write(with_vocabulary(read, lower_case=False), copy, format="hugging-face")
     assert checkpoints.load_tokenizer(copy).lower_case is False
     (copy / "tokenizer_config.json").write_text('{"keep_accents": true}')
     with pytest.raises(ValueError, match="keep_accents is True"):

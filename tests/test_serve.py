@@ -25,8 +25,7 @@ from bert_keras.savedmodels.model_card import model_card
 from bert_keras.savedmodels.server import Server
 from bert_keras.savedmodels.server.served import example_of, load, reason_of
 from bert_keras.savedmodels.verify import CARD, EXAMPLE, EXTRA
-from bert_keras.tasks.data.glue_rows import ROWS
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.problems.fill_mask import FillMask
 from bert_keras.tasks.runs.run_folder import Run
 from bert_keras.text.preprocessing import Preprocessor
@@ -44,7 +43,7 @@ def run(tmp_path_factory):
     """A classifier of pairs, untrained."""
     place = tmp_path_factory.mktemp("serve")
     source = checkpoints.read(write_checkpoint(place / "checkpoint"))
-    task = Glue(ROWS["mnli"])
+    task = TextClassification.open("mnli")
     encoder = BertEncoder(source.config, outputs=task.outputs)
     checkpoints.assign(source, encoder)
     preprocess = Preprocessor(checkpoints.tokenizer_of(source), seq_length=40, pad_to_longest=True)
@@ -204,12 +203,7 @@ REFUSED = {
     "no UTF-8 example": (PREDICT, of_example(b"\n\xff\xfe"), 400, "Could not parse example input"),
     "a long example": (PREDICT, of_example(b"\na" + b"b" * 10**5), 400, "Could not parse example input"),
     "unknown signature": (PREDICT, {"signature_name": "x", "inputs": {}}, 400, "serving_default"),
-    "a signature that is no string": (
-        PREDICT,
-        {"signature_name": 1, "inputs": {}},
-        400,
-        "expected a string",
-    ),
+    "a signature that is no string": (PREDICT, {"signature_name": 1, "inputs": {}}, 400, "expected a string"),
     "unknown model": ("/v1/models/other:predict", {"instances": [PAIR]}, 404, "nli version 1"),
     "unknown version": ("/v1/models/nli/versions/7:predict", {"instances": [PAIR]}, 404, "version 7"),
     "unknown address": ("/v1/model", None, 404, "/v1/models/nli"),

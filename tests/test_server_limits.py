@@ -22,14 +22,7 @@ from tensorflow.core.framework.types_pb2 import DT_INT8, DT_STRING
 from bert_keras.errors import BertKerasError
 from bert_keras.savedmodels import reload
 from bert_keras.savedmodels.server import Server, rest
-from bert_keras.savedmodels.server.served import (
-    ROWS_AT_A_TIME,
-    Call,
-    Limits,
-    RequestError,
-    Served,
-    load,
-)
+from bert_keras.savedmodels.server.served import ROWS_AT_A_TIME, Call, Limits, RequestError, Served, load
 from bert_keras.savedmodels.verify import EXAMPLE, EXTRA
 from bert_keras.tasks.options import MAX_TEXT
 
@@ -423,11 +416,11 @@ def test_the_command_ends_cleanly(folder, capfd, monkeypatch, name):
 @pytest.mark.parametrize(
     ("flag", "value", "wanted"),
     [
-        ("--max-rows", "0", "over 0"),
-        ("--port", "70000", "at least 0, at most 65,535"),
-        ("--grpc-port", "-1", "at least 0, at most 65,535"),
-        ("--max-text", "268427264", "over 0, at most 268,427,263"),
-        ("--max-seconds", "1e10", "over 0, at most 86,400.0"),
+        ("--max-rows", "0", "a whole number over 0"),
+        ("--port", "70000", "a whole number of at least 0 and at most 65,535"),
+        ("--grpc-port", "-1", "a whole number of at least 0 and at most 65,535"),
+        ("--max-text", "268427264", "a whole number over 0 and at most 268,427,263"),
+        ("--max-seconds", "1e10", "a finite number over 0 and at most 86,400"),
     ],
 )
 def test_the_command_refuses_what_no_server_can_have(folder, capfd, flag, value, wanted):

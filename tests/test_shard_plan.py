@@ -13,13 +13,8 @@ import pytest
 
 from bert_keras.tasks.pretraining import corpus_files
 from bert_keras.tasks.pretraining.corpus import Corpora, Corpus
-from bert_keras.tasks.pretraining.instance_stream import bytes_of, shards
-from bert_keras.tasks.pretraining.shard_plan import (
-    document_sizes,
-    planned_shards,
-    read_spans,
-    sources_of,
-)
+from bert_keras.tasks.pretraining.instance_stream import count_bytes, shards
+from bert_keras.tasks.pretraining.write_records import corpus_ranges, document_sizes, read_spans, shard_spans
 
 WORDS = "a cat sat. the dög ran. 東京 far! B".split()
 SIZES = (1, 2, 7, 40, 1000)
@@ -134,7 +129,7 @@ def test_large_files_that_have_no_parts_are_refused(tmp_path, monkeypatch):
             list(Corpus(tmp_path / name).ranges(100))
         assert list(Corpus(tmp_path / name)), "one process reads it"
     with pytest.raises(ValueError, match="tfds:name cannot be read in parts; write its text to files"):
-        sources_of(Corpora((Corpus("tfds:name"),)))
+        corpus_ranges(Corpora((Corpus("tfds:name"),)))
 
 
 @pytest.fixture
@@ -159,13 +154,13 @@ def corpora(tmp_path):
 def test_planned_shards_are_those_of_one_process(corpora, parts, range_bytes):
     """Over one corpus, and over several that are interleaved."""
     corpora = Corpora(corpora.parts[:parts])
-    sources = sources_of(corpora, range_bytes=range_bytes)
+    sources = corpus_ranges(corpora, range_bytes=range_bytes)
     sizes = {source: document_sizes(corpora, source) for source in sources}
     for size, least in ((200, 3), (1, 1), (50, 20), (10**6, 2)):
         wanted = list(shards(corpora, size=size, least=least))
-        planned = list(planned_shards(sources, sizes.__getitem__, size=size, least=least))
+        planned = list(shard_spans(sources, sizes.__getitem__, size=size, least=least))
         assert [list(read_spans(corpora, spans)) for spans in planned] == wanted, (size, least)
-    assert sum(int(found[:, 0].sum()) for found in sizes.values()) == sum(map(bytes_of, corpora))
+    assert sum(int(found[:, 0].sum()) for found in sizes.values()) == sum(map(count_bytes, corpora))
 
 
 def test_beam_that_is_not_installed_is_named(monkeypatch):
@@ -180,8 +175,8 @@ def test_beam_that_is_not_installed_is_named(monkeypatch):
 
 def test_a_changed_corpus_is_named(corpora, tmp_path):
     corpora = Corpora(corpora.parts[:1])
-    sources = sources_of(corpora)
-    (spans,) = planned_shards(sources, lambda source: document_sizes(corpora, source), size=10**6, least=1)
+    sources = corpus_ranges(corpora)
+    (spans,) = shard_spans(sources, lambda source: document_sizes(corpora, source), size=10**6, least=1)
     (tmp_path / "plain0.txt").write_text("less\n")
     with pytest.raises(ValueError, match="plain0.txt changed while it was read; run the command again"):
         list(read_spans(corpora, spans))
@@ -191,8 +186,8 @@ def test_a_shard_of_many_files_opens_few_at_once(tmp_path):
     for number in range(200):
         (tmp_path / f"{number:03}.txt").write_text(f"text {number}\n")
     corpora = Corpora((Corpus(tmp_path),))
-    sources = sources_of(corpora)
-    (spans,) = planned_shards(sources, lambda source: document_sizes(corpora, source), size=10**6, least=1)
+    sources = corpus_ranges(corpora)
+    (spans,) = shard_spans(sources, lambda source: document_sizes(corpora, source), size=10**6, least=1)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 50, hard))
     try:
@@ -204,5 +199,5 @@ def test_a_shard_of_many_files_opens_few_at_once(tmp_path):
 def test_more_text_gives_larger_ranges(tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_bytes(b"a\n\n" * 1000)
     corpora = Corpora((Corpus(tmp_path / "text.txt"),))
-    monkeypatch.setattr("bert_keras.tasks.pretraining.shard_plan.MAX_RANGES", 10)
-    assert len(sources_of(corpora, range_bytes=1)) == 10
+    monkeypatch.setattr("bert_keras.tasks.pretraining.write_records.MAX_RANGES", 10)
+    assert len(corpus_ranges(corpora, range_bytes=1)) == 10

@@ -5,13 +5,7 @@ import signal
 
 import pytest
 
-from bert_keras.io.signals import (
-    HungUp,
-    Terminated,
-    interruptible,
-    postponed,
-    terminable,
-)
+from bert_keras.io.signals import HungUp, Terminated, interruptible, postponed, terminable
 
 
 def dropped(number):

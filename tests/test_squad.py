@@ -16,20 +16,14 @@ from questions import NORMANS, question, read, small, write  # noqa: F401
 from runs import SIZES, write_checkpoint
 
 from bert_keras.config import BertConfig
-from bert_keras.features import (
-    END_BYTES,
-    EXAMPLE_INDEX,
-    INPUT_MASK,
-    MAX_CONTEXT,
-    START_BYTES,
-)
+from bert_keras.features import END_BYTES, EXAMPLE_INDEX, INPUT_MASK, MAX_CONTEXT, START_BYTES
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.savedmodels.export import export
 from bert_keras.tasks.batches import predict
-from bert_keras.tasks.data.squad_json import VERSIONS
+from bert_keras.tasks.data.squad import VERSIONS
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.problems.question_answering import PADDING_LOGIT, Squad
+from bert_keras.tasks.problems.question_answering import PADDING_LOGIT, QuestionAnswering
 from bert_keras.tasks.report_tables import plain
 from bert_keras.tasks.runs.ensemble import load_runs
 from bert_keras.tasks.runs.run_folder import Run, evaluate, load_run
@@ -41,9 +35,9 @@ from bert_keras.text.preprocessing import Preprocessor
 
 
 @pytest.fixture(scope="module")
-def tiny() -> tuple[Squad, keras.Model]:
+def tiny() -> tuple[QuestionAnswering, keras.Model]:
     keras.utils.set_random_seed(3)
-    task = Squad("squad2.0", doc_stride=5, max_query_length=3, max_answer_length=4, n_best=6)
+    task = QuestionAnswering("squad2.0", doc_stride=5, max_query_length=3, max_answer_length=4, n_best=6)
     return task, task.model(BertEncoder(BertConfig(**SIZES), outputs=task.outputs))
 
 
@@ -79,7 +73,7 @@ def test_loss_is_the_mean_of_both_cross_entropies():
     labels = np.array([[1, 2], [0, 0], [3, 4]])
     logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     starts, ends = (-np.mean([logs[i, side, labels[i, side]] for i in range(3)]) for side in (0, 1))
-    loss = Squad("squad1.1").loss()
+    loss = QuestionAnswering("squad1.1").loss()
     assert float(loss(labels, logits, np.ones((3, 2)))) == pytest.approx((starts + ends) / 2, rel=1e-6)
     weights = np.float32([[1, 1], [0, 0], [0, 0]])
     only = -np.mean([logs[0, side, labels[0, side]] for side in (0, 1)])
@@ -89,7 +83,7 @@ def test_loss_is_the_mean_of_both_cross_entropies():
 # Spans
 
 
-def by_brute_force(task: Squad, outputs, features, contexts: list[bytes]) -> list[dict]:
+def by_brute_force(task: QuestionAnswering, outputs, features, contexts: list[bytes]) -> list[dict]:
     """For each context its null score and every legal span, the best first."""
     found = [{"null": math.inf, "spans": []} for _ in contexts]
     rows = {name: value.numpy() for name, value in features.items()}
@@ -121,7 +115,9 @@ CONTEXTS = [
 @pytest.mark.parametrize("name", VERSIONS)
 @pytest.mark.parametrize("longest", [1, 4, 100])
 def test_spans_against_brute_force(small, name, longest):
-    task = Squad(name, doc_stride=3, max_query_length=3, max_answer_length=longest, n_best=8, tau=0.25)
+    task = QuestionAnswering(
+        name, doc_stride=3, max_query_length=3, max_answer_length=longest, n_best=8, tau=0.25
+    )
     raw = {
         "context": tf.constant(CONTEXTS),
         "question": tf.constant(["the", "", "who is it", "a", "", "谁", "scene"]),
@@ -167,7 +163,7 @@ def test_spans_against_brute_force(small, name, longest):
 
 
 def test_decoding_an_empty_batch(small):
-    task = Squad("squad2.0", max_query_length=3)
+    task = QuestionAnswering("squad2.0", max_query_length=3)
     raw = {name: tf.constant([], tf.string) for name in ("question", "context")}
     features = task.features(Preprocessor(small, seq_length=16, pad_to_longest=True), raw)
     got = task.decode(tf.zeros([0, 2, features[INPUT_MASK].shape[1]]), features, raw)
@@ -181,7 +177,7 @@ def test_decoding_an_empty_batch(small):
 # Measures
 
 
-def predictions_of(task: Squad, count: int, *, seed: int) -> tuple[dict, dict]:
+def predictions_of(task: QuestionAnswering, count: int, *, seed: int) -> tuple[dict, dict]:
     """Possible outputs of decode, and the questions; the odds say something about which have an answer."""
     draw = np.random.default_rng(seed)
     texts = np.array(["the film", "a plot", "scene", "film plot scene", "warm"])
@@ -208,12 +204,12 @@ def test_measures_of_both_versions():
     predictions = {"answer": np.array([answer.encode() for answer, _ in rows], object)}
     raw = {"answers": np.array([json.dumps(golds).encode() for _, golds in rows], object)}
     answered = {name: value[[0, 1, 3]] for name, value in predictions.items()}
-    got = dict(Squad("squad1.1").evaluate(answered, {"answers": raw["answers"][[0, 1, 3]]}))
+    got = dict(QuestionAnswering("squad1.1").evaluate(answered, {"answers": raw["answers"][[0, 1, 3]]}))
     assert got == pytest.approx({"exact_match": 100 / 3, "f1": 100 * (1 + 0 + 2 / 3) / 3})
 
     predictions["nbest_answers"] = np.array([[b"film"], [b"a plot"], [b"a plot"], [b"warm film"]], object)
     predictions["null_odds"] = np.float32([-3, 2, 1, -1])
-    got = dict(Squad("squad2.0").evaluate(predictions, raw))
+    got = dict(QuestionAnswering("squad2.0").evaluate(predictions, raw))
     assert got == pytest.approx(
         {
             "exact_match": 100 * 2 / 4,
@@ -232,21 +228,18 @@ def test_measures_of_both_versions():
 
 def test_google_predictions(data_dir):
     """Google's published ensemble on the questions that XQuAD shares with the dev set of SQuAD 1.1."""
-    task = Squad("squad1.1", data_dir / "squad" / "xquad.en.json")
+    task = QuestionAnswering("squad1.1", data_dir / "squad" / "xquad.en.json")
     published = json.loads((data_dir / "squad/predictions/v1.1_BERT_ensemble_GoogleAI.json").read_text())
     raw = read(task, "validation")
     answers = np.array([published[id_.decode()].encode() for id_ in raw["id"]], object)
     got = dict(task.evaluate({"answer": answers}, raw))
-    assert got == {
-        "exact_match": pytest.approx(74.8739, abs=5e-5),
-        "f1": pytest.approx(86.3247, abs=5e-5),
-    }
+    assert got == {"exact_match": pytest.approx(74.8739, abs=5e-5), "f1": pytest.approx(86.3247, abs=5e-5)}
 
 
 @pytest.mark.parametrize("kind", ["random", "empty"])
 def test_thresholds_of_6078_questions(data_dir, kind):
     """Against the definition: a question whose odds are over the threshold scores as unanswered; try every threshold."""
-    task = Squad("squad2.0", data_dir / "squad" / "squad2.0_dev_subset_6078.json")
+    task = QuestionAnswering("squad2.0", data_dir / "squad" / "squad2.0_dev_subset_6078.json")
     raw = read(task, "validation")
     golds = [json.loads(answers) for answers in raw["answers"]]
     draw = np.random.default_rng(1)
@@ -278,7 +271,7 @@ def test_thresholds_of_6078_questions(data_dir, kind):
 @pytest.mark.parametrize("seed", range(3))
 def test_calibrate_returns_a_task_with_the_best_threshold(seed):
     """The new task has the best of all thresholds, decodes by it, and leaves the old task as it was."""
-    task = Squad("squad2.0", n_best=2)
+    task = QuestionAnswering("squad2.0", n_best=2)
     predictions, raw = predictions_of(task, 60, seed=seed)
     before = dict(task.evaluate(predictions, raw))
     new, calibrated = task.calibrate(predictions, raw)
@@ -287,11 +280,11 @@ def test_calibrate_returns_a_task_with_the_best_threshold(seed):
     assert task.tau == 0 and dict(task.evaluate(predictions, raw)) == before
     assert after["f1"] == pytest.approx(before["best_f1"]) and after["f1"] > before["f1"]
     for odds in predictions["null_odds"]:  # no other threshold does better
-        trial = Squad("squad2.0", n_best=2, tau=-float(odds))
+        trial = QuestionAnswering("squad2.0", n_best=2, tau=-float(odds))
         decided = {name: value.numpy() for name, value in trial._answered(predictions).items()}
         assert dict(trial.evaluate(predictions | decided, raw))["f1"] <= after["f1"] + 1e-9
 
-    kept = Squad.from_json(json.loads(json.dumps(new.to_json())))
+    kept = QuestionAnswering.from_json(json.loads(json.dumps(new.to_json())))
     decided = kept._answered(predictions)
     for name, value in decided.items():
         np.testing.assert_array_equal(calibrated[name], value.numpy())
@@ -299,7 +292,7 @@ def test_calibrate_returns_a_task_with_the_best_threshold(seed):
 
 
 def test_calibrate_of_squad_1_1_does_nothing():
-    task = Squad("squad1.1")
+    task = QuestionAnswering("squad1.1")
     predictions = {"answer": np.array([b"x"], object)}
     assert task.calibrate(predictions, {}) == (task, predictions) and task.calibrated == ()
 
@@ -308,7 +301,7 @@ def test_calibrate_of_squad_1_1_does_nothing():
 
 
 def test_record_and_show():
-    task = Squad("squad2.0", n_best=3)
+    task = QuestionAnswering("squad2.0", n_best=3)
     context = f"{'很' * 50}\n{NORMANS}"
     start = context.encode().index(b"France")
     decoded = {
@@ -349,8 +342,8 @@ def test_record_and_show():
 
 def test_report():
     for name in VERSIONS:
-        task = Squad(name, n_best=2)
-        predictions, raw = predictions_of(Squad("squad2.0", n_best=2), 60, seed=1)
+        task = QuestionAnswering(name, n_best=2)
+        predictions, raw = predictions_of(QuestionAnswering("squad2.0", n_best=2), 60, seed=1)
         if name == "squad1.1":
             raw["answers"] = np.array(
                 [answers.replace(b"[]", b'["x"]') for answers in raw["answers"]], object
@@ -401,7 +394,7 @@ def trained(tmp_path_factory) -> Trained:
     write(folder / "data" / "train.json", *marked(48, seed=1))
     write(folder / "data" / "dev.json", *marked(30, seed=2))
     results = finetune(
-        Squad("squad2.0", folder / "data", **OPTIONS),
+        QuestionAnswering("squad2.0", folder / "data", **OPTIONS),
         checkpoint=write_checkpoint(folder / "checkpoint"),
         output=folder / "run",
         hparams=Hparams(batch_size=8, epochs=2, learning_rate=2e-3, seq_length=24),

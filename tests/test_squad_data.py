@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 from questions import CHINESE, GOOD, NORMANS, question, read, write
 
-from bert_keras.tasks.data.squad_json import VERSIONS
-from bert_keras.tasks.problems.question_answering import Squad
+from bert_keras.tasks.data.squad import VERSIONS
+from bert_keras.tasks.problems.question_answering import QuestionAnswering
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from bert_keras.tasks.problems.question_answering import Squad
 )
 def test_real_files(data_dir, file, name, count, impossible):
     """Every first answer is found, also as training data: nothing is left out."""
-    raw = read(Squad(name, data_dir / "squad" / file), "train")
+    raw = read(QuestionAnswering(name, data_dir / "squad" / file), "train")
     golds = [json.loads(answers) for answers in raw["answers"]]
     assert len(golds) == count == len(set(raw["id"]))
     assert sum(not gold for gold in golds) == impossible
@@ -47,9 +47,9 @@ def test_examples_of_a_small_file(tmp_path):
         "answer_end": [context.index("的北部".encode()), -1],
     }
     for source in (path, tmp_path, {"validation": path}):
-        examples = Squad("squad2.0", source).examples("validation")
+        examples = QuestionAnswering("squad2.0", source).examples("validation")
         assert examples.cardinality() == 2
-        got = read(Squad("squad2.0", source), "validation")
+        got = read(QuestionAnswering("squad2.0", source), "validation")
         assert {name: value.tolist() for name, value in got.items()} == expected
     assert {name: (spec.shape, spec.dtype) for name, spec in examples.element_spec.items()} == {
         **dict.fromkeys(("id", "question", "context", "answers"), ((), tf.string)),
@@ -60,8 +60,8 @@ def test_examples_of_a_small_file(tmp_path):
 def test_official_file_names_take_precedence(tmp_path):
     write(tmp_path / "train.json", question("other", NORMANS, "France"))
     write(tmp_path / "train-v1.1.json", question("official", NORMANS, "France"))
-    assert read(Squad("squad1.1", tmp_path), "train")["id"] == [b"official"]
-    assert read(Squad("squad2.0", tmp_path), "train")["id"] == [b"other"]
+    assert read(QuestionAnswering("squad1.1", tmp_path), "train")["id"] == [b"official"]
+    assert read(QuestionAnswering("squad2.0", tmp_path), "train")["id"] == [b"other"]
 
 
 def test_misplaced_answers(tmp_path):
@@ -76,7 +76,7 @@ def test_misplaced_answers(tmp_path):
         question("q6", "Fra\u200bnce\n\x01", ("\u200b", 3)),
         question("q7", "Fra\u200bnce\n\x01", ("\n\x01", 7)),
     )
-    task = Squad("squad1.1", path)
+    task = QuestionAnswering("squad1.1", path)
     with pytest.warns(UserWarning, match="any.json: skipped 6 questions .* first q1") as caught:
         assert read(task, "train")["id"] == [b"q2"]
     assert len(caught) == 1
@@ -90,20 +90,11 @@ BAD = [
     (b"\xff{}", "any.json, line 1, byte 1: 0xff is not UTF-8"),
     ([], "any.json: 'data' is missing; .* list"),
     ({"data": [{"title": "x"}]}, r"any.json, data\[0\]: 'paragraphs' is missing; .* list"),
-    (
-        {"data": [{"paragraphs": [{"qas": []}]}]},
-        r"data\[0\].paragraphs\[0\]: 'context' is missing; .* string",
-    ),
+    ({"data": [{"paragraphs": [{"qas": []}]}]}, r"data\[0\].paragraphs\[0\]: 'context' is missing; .* string"),
     ({"data": []}, "any.json has no questions"),
     ([GOOD | {"id": 7}], r"data\[0\].paragraphs\[0\].qas\[0\]: 'id' is 7; .* string"),
-    (
-        [GOOD | {"answers": [{"text": "France", "answer_start": "2"}]}],
-        r"'answer_start' is '2'; .* whole number",
-    ),
-    (
-        [GOOD | {"answers": {"text": ["x" * 99]}}],
-        r"q7: 'answers' is {'text': \['x{37}\.\.\.x{38}'\]}; .* list",
-    ),
+    ([GOOD | {"answers": [{"text": "France", "answer_start": "2"}]}], r"'answer_start' is '2'; .* whole number"),
+    ([GOOD | {"answers": {"text": ["x" * 99]}}], r"q7: 'answers' is {'text': \['x{37}\.\.\.x{38}'\]}; .* list"),
     ([GOOD | {"question": None}], "any.json, question q7: 'question' is None; .* string"),
     ([{k: v for k, v in GOOD.items() if k != "answers"}], "question q7: 'answers' is missing; .* list"),
     ([GOOD | {"answers": [{"text": "France"}]}], "question q7: 'answer_start' is missing; .* whole number"),
@@ -116,7 +107,7 @@ BAD = [
     ([question("q7", " \n")], "question q7: the context is empty"),
     ([question("q7", NORMANS, ("", 0))], "question q7: the text of an answer is empty"),
     ([GOOD | {"question": "\ud83d"}], r"question q7: \\ud83d is half a character"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("content", "message"), BAD, ids=range(len(BAD)))
@@ -127,20 +118,20 @@ def test_bad_files(tmp_path, content, message):
     else:
         path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     with pytest.raises(ValueError, match=message) as caught:
-        Squad("squad1.1", path).examples("validation")
+        QuestionAnswering("squad1.1", path).examples("validation")
     assert "\n" not in str(caught.value)
 
 
 def test_bad_settings(tmp_path):
     with pytest.raises(ValueError, match="there is no 'squad3'; .* squad1.1, squad2.0"):
-        Squad("squad3")
-    for option in Squad.options:
-        with pytest.raises(ValueError, match=f"{option} is 0; {option} must be at least 1"):
-            Squad("squad1.1", **{option: 0})
+        QuestionAnswering("squad3")
+    for option in QuestionAnswering.options:
+        with pytest.raises(ValueError, match=f"{option} is 0; {option} must be a whole number of at least 1"):
+            QuestionAnswering("squad1.1", **{option: 0})
     with pytest.raises(FileNotFoundError, match="train-v1.1.json or train.json.* no files"):
-        Squad("squad1.1", tmp_path).examples("train")
+        QuestionAnswering("squad1.1", tmp_path).examples("train")
     with pytest.raises(ValueError, match="there is no split 'test'; the splits are train, validation"):
-        Squad("squad1.1", tmp_path).examples("test")
+        QuestionAnswering("squad1.1", tmp_path).examples("test")
 
 
 @pytest.mark.parametrize("name", VERSIONS)
@@ -157,13 +148,13 @@ def test_tensorflow_datasets(tmp_path, name):
         return tf.data.Dataset.from_generator(lambda: [row], output_signature=spec)
 
     with tfds.testing.mock_data(data_dir=str(tmp_path), as_dataset_fn=filled):
-        raw = read(Squad(name), "train")
+        raw = read(QuestionAnswering(name), "train")
     assert raw["answers"] == ['["首都", "平原"]'.encode()]
     assert raw["context"][0][raw["answer_start"][0] : raw["answer_end"][0]].decode() == "首都"
 
 
 def test_files_and_tensorflow_datasets_give_equal_examples(tmp_path):
     write(tmp_path / "dev.json", GOOD)
-    assert set(read(Squad("squad1.1", tmp_path), "validation")) == {
+    assert set(read(QuestionAnswering("squad1.1", tmp_path), "validation")) == {
         *("id", "question", "context", "answers", "answer_start", "answer_end")
     }

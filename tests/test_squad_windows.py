@@ -9,15 +9,9 @@ import tensorflow as tf
 from questions import CHINESE, GOOD, question, read, small, write  # noqa: F401
 from runs import VOCABULARY
 
-from bert_keras.features import (
-    END_BYTES,
-    EXAMPLE_INDEX,
-    INPUT_MASK,
-    INPUT_WORD_IDS,
-    START_BYTES,
-)
+from bert_keras.features import END_BYTES, EXAMPLE_INDEX, INPUT_MASK, INPUT_WORD_IDS, START_BYTES
 from bert_keras.tasks.batches import dataset
-from bert_keras.tasks.problems.question_answering import Squad
+from bert_keras.tasks.problems.question_answering import QuestionAnswering
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.wordpiece import WordPiece
 
@@ -36,7 +30,7 @@ def test_labels_of_drawn_windows(small, tmp_path):
         question("q3", "good bad", ("warm", 0), text="the"),
         question("q4", "good \u0301 bad", "\u0301", text="the"),  # an accent alone, which goes
     )
-    task = Squad("squad2.0", path, doc_stride=2, max_query_length=1)
+    task = QuestionAnswering("squad2.0", path, doc_stride=2, max_query_length=1)
     raw = {name: tf.constant(value) for name, value in read(task, "validation").items()}
     features = task.features(Preprocessor(small, seq_length=7), raw)
     labels, weights = task.labels(raw, features)
@@ -47,7 +41,7 @@ def test_labels_of_drawn_windows(small, tmp_path):
     assert (labels.dtype, weights.dtype) == (tf.int32, tf.float32)
 
 
-def recovered(task: Squad, raw: dict[str, np.ndarray], preprocess: Preprocessor) -> list[bytes]:
+def recovered(task: QuestionAnswering, raw: dict[str, np.ndarray], preprocess: Preprocessor) -> list[bytes]:
     """The labels' spans in the original bytes, one for each question; b"" where no window holds the answer."""
     features = task.features(preprocess, raw)
     labels, _ = task.labels(raw, features)
@@ -63,7 +57,7 @@ def recovered(task: Squad, raw: dict[str, np.ndarray], preprocess: Preprocessor)
 
 def test_every_gold_answer_is_in_some_window(data_dir):
     """All of XQuAD's 1,190, and all but one of them byte for byte."""
-    task = Squad("squad1.1", data_dir / "squad" / "xquad.en.json")
+    task = QuestionAnswering("squad1.1", data_dir / "squad" / "xquad.en.json")
     raw = read(task, "validation")
     tokenizer = WordPiece.from_file(str(data_dir / "vocab" / "uncased_30522.txt"))
     found = recovered(task, raw, Preprocessor(tokenizer, seq_length=384, pad_to_longest=True))
@@ -79,7 +73,9 @@ def test_every_chinese_answer_is_in_some_window(data_dir, tmp_path):
     context = CHINESE * 3  # longer than a window; each answer is asked for in each third
     thirds = [(answer, i * len(CHINESE) + CHINESE.index(answer)) for i in range(3) for answer in answers]
     questions = [question(f"q{i}", context, place, text="什么?") for i, place in enumerate(thirds)]
-    task = Squad("squad1.1", write(tmp_path / "dev.json", *questions), doc_stride=16, max_query_length=8)
+    task = QuestionAnswering(
+        "squad1.1", write(tmp_path / "dev.json", *questions), doc_stride=16, max_query_length=8
+    )
     raw = read(task, "validation")
     tokenizer = WordPiece.from_file(str(data_dir / "vocab" / "chinese_21128.txt"))
     found = recovered(task, raw, Preprocessor(tokenizer, seq_length=48))
@@ -88,7 +84,9 @@ def test_every_chinese_answer_is_in_some_window(data_dir, tmp_path):
 
 def test_labels_against_plain_python(data_dir):
     """Small windows, so that many do not hold the answer, or hold a part of it."""
-    task = Squad("squad1.1", data_dir / "squad" / "xquad.en.json", doc_stride=9, max_query_length=5)
+    task = QuestionAnswering(
+        "squad1.1", data_dir / "squad" / "xquad.en.json", doc_stride=9, max_query_length=5
+    )
     raw = {name: value[::40] for name, value in read(task, "validation").items()}
     tokenizer = WordPiece.from_file(str(data_dir / "vocab" / "uncased_30522.txt"))
     features = task.features(Preprocessor(tokenizer, seq_length=32, pad_to_longest=True), raw)
@@ -111,23 +109,20 @@ def test_labels_against_plain_python(data_dir):
 
 def test_no_room_for_a_context(small, tmp_path):
     """The data set raises the error of `windows` unchanged."""
-    task = Squad("squad1.1", write(tmp_path / "dev.json", GOOD))
+    task = QuestionAnswering("squad1.1", write(tmp_path / "dev.json", GOOD))
     with pytest.raises(ValueError, match="^seq_length 64 leaves no room for the context beside 64 tokens"):
         dataset(task, Preprocessor(small, seq_length=64), task.examples("validation"), batch_size=4)
 
 
 def test_truncated_questions_are_counted(small, tmp_path):
     asked = ("the film", "the film .", "the film . very dull")  # 2, 3 and 5 pieces
-    path = write(
-        tmp_path / "dev.json",
-        *[question(text, "good bad", "bad", text=text) for text in asked],
-    )
-    task = Squad("squad1.1", path, max_query_length=2)
+    path = write(tmp_path / "dev.json", *[question(text, "good bad", "bad", text=text) for text in asked])
+    task = QuestionAnswering("squad1.1", path, max_query_length=2)
     preprocess, examples = Preprocessor(small, seq_length=12), task.examples("validation")
     message = "^2 of 3 questions are longer than max_query_length, 2 tokens, and are truncated"
     with pytest.warns(UserWarning, match=message):
         task.check(preprocess, examples)
-    Squad("squad1.1", path, max_query_length=5).check(preprocess, examples)
+    QuestionAnswering("squad1.1", path, max_query_length=5).check(preprocess, examples)
 
 
 def test_training_batches(small, tmp_path):
@@ -137,7 +132,7 @@ def test_training_batches(small, tmp_path):
         tmp_path / "train.json",
         *[question(str(i), c, "good", text="the") for i, c in enumerate(contexts) if "good" in c],
     )
-    task = Squad("squad1.1", path, doc_stride=4, max_query_length=2)
+    task = QuestionAnswering("squad1.1", path, doc_stride=4, max_query_length=2)
     preprocess = Preprocessor(small, seq_length=12, pad_to_longest=True)
     for features, labels, weights in dataset(task, preprocess, task.examples("train"), batch_size=4, seed=1):
         count = len(labels)

@@ -1,7 +1,6 @@
 """Models that take strings: every problem by `fit`, `evaluate` and `predict`, every form of data, and saving."""
 
 import csv
-import dataclasses
 import json
 import re
 import types
@@ -21,18 +20,15 @@ import bert_keras as bk
 from bert_keras.errors import BertKerasError
 from bert_keras.model.layers import Dense
 from bert_keras.tasks.data.columns import class_ids
-from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.finetuning.finetune import plan_finetuning
 from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.problems.choice import Swag
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
+from bert_keras.tasks.problems.multiple_choice import MultipleChoice
 from bert_keras.tasks.runs.run_folder import open_task
-from bert_keras.tasks.strings.text_data import _class_weights, text_batches
-from bert_keras.tasks.strings.truncation import cut_texts
+from bert_keras.tasks.strings.text_batches import make_class_weights, text_batches
+from bert_keras.tasks.strings.text_data import cut_texts
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
-]
+pytestmark = [pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")]
 TEXTS = texts(24, seed=0)
 LABELS = ["good" if "good" in text or "warm" in text else "bad" for text in TEXTS]
 NAMES = ["bad", "good"]
@@ -65,12 +61,7 @@ CASES = {
         LABELS,
         {"accuracy"},
     ),
-    "multi": (
-        lambda ckpt: bk.classifier(ckpt, NAMES, multi=True),
-        TEXTS,
-        [[], ["good"], ["bad", "good"]] * 8,
-        {"f1"},
-    ),
+    "multi": (lambda ckpt: bk.classifier(ckpt, NAMES, multi=True), TEXTS, [[], ["good"], ["bad", "good"]] * 8, {"f1"}),
     "score": (bk.regressor, TEXTS, np.linspace(-1, 1, 24), {"spearman", "pearson"}),
     "answers": (
         lambda ckpt: bk.question_answerer(ckpt, unanswerable=True, **SPAN),
@@ -96,7 +87,7 @@ CASES = {
         ["good", "dull"] * 4,
         {"accuracy", "top_5", "mean_reciprocal_rank", "skipped"},
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.long
@@ -197,11 +188,11 @@ def test_weights_of_examples_and_classes(untrained):
 
 def test_class_weights_by_number_are_those_of_labels_of_digits():
     """A number names a label, as in `y`: class 0 is "1"."""
-    problem = Glue(dataclasses.replace(ROWS["mnli"], labels=("1", "2", "3")))
+    problem = TextClassification("123")
     for key in (1, "1", b"1", np.int64(1)):
-        np.testing.assert_array_equal(_class_weights(problem, {key: 3.0}), [3, 1, 1])
+        np.testing.assert_array_equal(make_class_weights(problem, {key: 3.0}), [3, 1, 1])
     with pytest.raises(BertKerasError, match="class_weight names 0; the labels are 1, 2, 3"):
-        _class_weights(problem, {0: 3.0})
+        make_class_weights(problem, {0: 3.0})
 
 
 def test_evaluate_lists_the_loss_first(untrained):
@@ -416,7 +407,7 @@ def test_fit_warns_of_endings_that_are_cut(checkpoint):
     x = {"context": ["the film is"] * 2, "endings": [["good", "very " * 5], ["bad", "dull"]]}
     preprocess = bk.chooser(checkpoint, 2, seq_length=10).preprocess
     raw = {name: tf.constant(values) for name, values in x.items()}
-    line = cut_texts(Swag(num_choices=2), preprocess, raw)
+    line = cut_texts(MultipleChoice(num_choices=2), preprocess, raw)
     assert line.startswith("1 of the first 2 examples are longer than 10 tokens (up to 11)")
 
 
@@ -500,17 +491,13 @@ def test_the_command_trains_a_text_model(sst2, checkpoint):
         (TEXTS, [True, False] * 12, ["True", "row 0"]),
         (TEXTS, types.SimpleNamespace(columns=["label"]), ["data frame", "label", "to_numpy"]),
         (tf.data.Dataset.from_tensors((["a"], ["bad"], [-1.0])), None, ["batch 0", "row 0", "-1", "weight"]),
-        (
-            tf.data.Dataset.from_tensors((["a"], ["bad"], [np.nan])),
-            None,
-            ["batch 0", "row 0", "nan", "weight"],
-        ),
+        (tf.data.Dataset.from_tensors((["a"], ["bad"], [np.nan])), None, ["batch 0", "row 0", "nan", "weight"]),
         (TEXTS, None, ["without labels"]),
         ({"texts": TEXTS}, LABELS, ["text", "texts"]),
         ((text for text in TEXTS), LABELS, ["generator"]),
         (["\ud800"], ["bad"], ["row 0", "surrogate"]),
     ],
-)
+)  # fmt: skip
 def test_data_that_cannot_work_is_refused(x, y, facts, untrained):
     with pytest.raises(BertKerasError) as error:
         untrained.fit(x, y, verbose=0)

@@ -5,14 +5,9 @@ import tensorflow as tf
 from runs import VOCABULARY
 
 from bert_keras.errors import BertKerasError
-from bert_keras.io.tensorflow_errors import file_errors
+from bert_keras.io.files import file_errors
 from bert_keras.optimization import replicas
-from bert_keras.tasks.devices.strategies import (
-    check_micro_batch,
-    in_replicas,
-    padded_for,
-    strategy,
-)
+from bert_keras.tasks.devices.strategies import check_micro_batch, in_replicas, padded_for, strategy
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.wordpiece import WordPiece
 

@@ -29,11 +29,10 @@ from trainings import (
 from bert_keras import checkpoints
 from bert_keras.savedmodels.servable import Servable
 from bert_keras.tasks.batches import predict
-from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.devices.strategies import in_replicas
 from bert_keras.tasks.devices.workers import Workers
 from bert_keras.tasks.finetuning.finetune import plan_finetuning
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.runs.ensemble import load_runs
 from bert_keras.tasks.runs.run_folder import evaluate, load_run
 from bert_keras.tasks.training import loop
@@ -79,7 +78,7 @@ def test_run_directory(learned, place):
     ]
     assert (place / "learned" / "vocab.txt").read_text().split("\n")[:-1] == list(runs.VOCABULARY)
     kept = json.loads((place / "learned" / "task.json").read_text())
-    assert kept["kind"] == "glue" and kept["task"]["labels"] == ["negative", "positive"]
+    assert kept["kind"] == "text-classification" and kept["task"]["labels"] == ["negative", "positive"]
     assert (kept["seq_length"], kept["truncation"]) == (40, "longest_first")
     assert not list(place.glob(".*"))
 
@@ -110,7 +109,7 @@ def test_results(learned, place):
         ),
         *("files", "degenerate", "steps", "seconds"),
     ]
-    assert results["hparams"] == LEARNING.identity()
+    assert results["hparams"] == LEARNING.fingerprint()
     assert (results["train_examples"], results["dev_examples"], results["steps"]) == (96, 40, 48)
     assert [sorted(epoch) for epoch in results["history"]] == [["loss", "val_accuracy"]] * 4
     best = max(epoch["val_accuracy"] for epoch in results["history"])
@@ -152,7 +151,7 @@ def test_best_epoch_is_kept_not_the_last(turned, place):
 
 @pytest.mark.long
 def test_ensemble_takes_the_mean_of_outputs(learned, turned, place, reloaded):
-    task = Glue(ROWS["sst2"], place / "reviews")
+    task = TextClassification.open("sst2", place / "reviews")
     both = load_runs([place / "learned", place / "turned_run"], data=place / "reviews")
     second = load_run(place / "turned_run", data=place / "reviews")
     features = both.preprocess(tf.constant(["a good film", "dull"]))
@@ -183,7 +182,7 @@ def test_a_setting_of_a_run_that_cannot_work_is_refused_with_the_file(learned, p
 @pytest.mark.long
 def test_keep_head(learned, place):
     """Training starts from the head too; by default the head is random."""
-    task = Glue(ROWS["sst2"], place / "reviews")
+    task = TextClassification.open("sst2", place / "reviews")
     was = weights_of(place / "learned")["classifier/dense/kernel"]
     kept, fresh = (
         heads_of(
@@ -202,7 +201,7 @@ def start_with_seed(place, output, seed):
     source, lines = checkpoints.read(place / "with_dropout"), []
     hparams = dataclasses.replace(QUICK, seed=seed, max_examples=24)
     checkpoint = dataclasses.replace(source, tensors={})
-    task = Glue(ROWS["sst2"], place / "reviews")
+    task = TextClassification.open("sst2", place / "reviews")
     start(task, place, output=output, hparams=hparams, checkpoint=checkpoint, log=lines.append)
     return lines
 
@@ -232,7 +231,9 @@ def test_seed_decides_every_weight(place):
 
 def test_frozen_encoder_and_max_examples(place):
     hparams = dataclasses.replace(QUICK, freeze="encoder", max_examples=20)
-    results = start(Glue(ROWS["sst2"], place / "reviews"), place, output="frozen", hparams=hparams)
+    results = start(
+        TextClassification.open("sst2", place / "reviews"), place, output="frozen", hparams=hparams
+    )
     assert (results["train_examples"], results["steps"]) == (20, 3)
     after = weights_of(place / "frozen")
     head = {name: after.pop(name) for name in list(after) if name.startswith("classifier/")}
@@ -243,7 +244,7 @@ def test_frozen_encoder_and_max_examples(place):
 @pytest.mark.long
 def test_concat_pooling_is_kept_and_reloaded(place):
     """Its own head below its own name, the pooler untouched, the same answers from disk."""
-    task = Glue.open("sst2", place / "reviews", pooling="concat")
+    task = TextClassification.open("sst2", place / "reviews", pooling="concat")
     results = start(task, place, output="concat", hparams=dataclasses.replace(QUICK, epochs=2))
     after, before = weights_of(place / "concat"), weights_of(place / "checkpoint")
     assert after["concat_classifier/dense/kernel"].shape == (3 * runs.SIZES["hidden_size"], 2)
@@ -255,13 +256,13 @@ def test_concat_pooling_is_kept_and_reloaded(place):
     assert evaluate(run, "validation") == {"accuracy": results["measures"]["val_accuracy"]}
     assert results["history"][-1]["loss"] < results["history"][0]["loss"]
     with pytest.raises(ValueError, match="pooling is 'max'; .* pooled, concat"):
-        Glue.open("sst2", None, pooling="max")
+        TextClassification.open("sst2", None, pooling="max")
 
 
 @pytest.mark.long
 def test_scores_of_pairs(place):
     """STS-B: two segments, a number to learn."""
-    task = Glue(ROWS["stsb"], runs.write_data(place / "stsb", "stsb"))
+    task = TextClassification.open("stsb", runs.write_data(place / "stsb", "stsb"))
     results = start(task, place, output="stsb_run", hparams=dataclasses.replace(QUICK, epochs=2))
     assert set(results["measures"]) == {"val_spearman", "val_pearson"}
     assert results["history"][-1]["loss"] < results["history"][0]["loss"]
@@ -276,7 +277,7 @@ def test_checkpoint_without_pooler(place):
     source = checkpoints.read(place / "checkpoint")
     tensors = {name: array for name, array in source.tensors.items() if not name.startswith("pooler/")}
     plan = plan_finetuning(
-        Glue(ROWS["sst2"], place / "reviews"),
+        TextClassification.open("sst2", place / "reviews"),
         checkpoint=dataclasses.replace(source, tensors=tensors),
         hparams=QUICK,
     )
@@ -288,7 +289,7 @@ def test_loss_that_is_nan(place):
     """An error, and no such weights on disk."""
     hparams = dataclasses.replace(QUICK, learning_rate=1e30, warmup_proportion=0.0)
     with pytest.raises(ValueError, match=r"the loss is nan at step \d+; give a lower learning_rate"):
-        start(Glue(ROWS["sst2"], place / "reviews"), place, output="nan", hparams=hparams)
+        start(TextClassification.open("sst2", place / "reviews"), place, output="nan", hparams=hparams)
     assert not (place / "nan" / "model.safetensors").exists()
 
 
@@ -312,7 +313,7 @@ def test_the_host_reads_the_loss_every_ten_steps_and_before_saves(
 
     monkeypatch.setattr(tensor, "__float__", noted)
     monkeypatch.setattr(StopOnDivergence, "on_train_batch_end", noting_end)
-    task = Glue(ROWS["sst2"], place / "reviews")
+    task = TextClassification.open("sst2", place / "reviews")
     results = start(task, place, output=tmp_path / "run", save_every=save_every)
     assert results["steps"] == 12 and results["history"][0]["loss"] > 0
     assert kinds == {tensor}
@@ -326,7 +327,7 @@ def test_a_progress_bar_reads_the_loss_only_when_it_is_due(seconds, shown, place
     monkeypatch.setattr(
         bar, "on_train_batch_end", lambda self, batch, logs=None: updates.append(logs["loss"])
     )
-    start(Glue(ROWS["sst2"], place / "reviews"), place, output=tmp_path / "run", verbose=1)
+    start(TextClassification.open("sst2", place / "reviews"), place, output=tmp_path / "run", verbose=1)
     assert len(updates) == shown and all(map(tf.is_tensor, updates))
 
 
@@ -334,7 +335,7 @@ def test_planning_trains_nothing(place, request):
     """The plan's model has the checkpoint's weights, and no file is written."""
     before = runs.contents(place)
     plan = request.getfixturevalue("plan")
-    assert (plan.steps, plan.identity["train_examples"][0]) == (12, 96)
+    assert (plan.steps, plan.fingerprint["train_examples"][0]) == (12, 96)
     encoder = checkpoints.collect(encoder_of(plan.model).config, encoder_of(plan.model)).tensors
     given = checkpoints.read(place / "checkpoint").tensors
     assert_same_weights({name: encoder[name] for name in given}, given)
@@ -358,7 +359,7 @@ def test_an_evaluation_computes_no_more_rows_at_once_than_a_step(
 
     monkeypatch.setattr("bert_keras.tasks.batches.in_replicas", counted)
     planned = plan_finetuning(
-        Glue(ROWS["sst2"], place / "reviews"),
+        TextClassification.open("sst2", place / "reviews"),
         checkpoint=place / "checkpoint",
         hparams=dataclasses.replace(QUICK, micro_batch=micro_batch),
     )
@@ -371,7 +372,7 @@ def test_an_evaluation_computes_no_more_rows_at_once_than_a_step(
 
 def test_planning_says_how_many_texts_are_cut(place, plan):
     short = plan_finetuning(
-        Glue(ROWS["sst2"], place / "reviews"),
+        TextClassification.open("sst2", place / "reviews"),
         checkpoint=place / "checkpoint",
         hparams=dataclasses.replace(QUICK, seq_length=5),
     )

@@ -11,27 +11,27 @@ import pretrainings
 import pytest
 import runs
 import tensorflow as tf
+from random_checkpoints import with_vocabulary
 from trainings import QUICK, learned, place, plan, reloaded, start, write_reviews  # noqa: F401
 
 from bert_keras import checkpoints
 from bert_keras.errors import LossDiverged, WorkerLost
-from bert_keras.tasks.data.glue_rows import ROWS
-from bert_keras.tasks.devices.replica_values import ReplicaValues
+from bert_keras.io.formats import RUN, stamp
 from bert_keras.tasks.devices.strategies import lines_about, strategy
 from bert_keras.tasks.devices.workers import reports_lost_workers
 from bert_keras.tasks.finetuning.finetune import plan_finetuning
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.runs.run_folder import load_run, save_run
-from bert_keras.tasks.training.identity import digest_of_examples
+from bert_keras.tasks.training.fingerprint import digest_of_examples
 from bert_keras.tasks.training.loop import train
-from bert_keras.tasks.training.saver import Saver
+from bert_keras.tasks.training.saver import ReplicaValues, Saver
 
 # Refused before any training
 
 
 def refused(place, tmp_path, error, match, *, task=None, **settings):
     """finetune raises and leaves no run."""
-    task = task or Glue(ROWS["sst2"], place / "reviews")
+    task = task or TextClassification.open("sst2", place / "reviews")
     settings = {"output": tmp_path / "run"} | settings
     with pytest.raises(error, match=match):
         start(task, place, **settings)
@@ -43,7 +43,7 @@ def test_refuses_a_folder_that_holds_a_run(learned, place):
     with pytest.raises(
         ValueError, match="learned already holds a run; give another folder, or remove this one first"
     ):
-        start(Glue(ROWS["sst2"], place / "reviews"), place, output="learned")
+        start(TextClassification.open("sst2", place / "reviews"), place, output="learned")
     assert runs.contents(place / "learned") == before
 
 
@@ -63,7 +63,7 @@ def test_refuses_a_full_disk(plan, tmp_path):
 
 def test_refuses_a_vocabulary_of_another_size(place, tmp_path):
     source = checkpoints.read(place / "checkpoint")
-    checkpoint = dataclasses.replace(source, vocabulary=(*source.vocabulary, "one", "more"))
+    checkpoint = with_vocabulary(source, tokens=(*source.vocabulary.tokens, "one", "more"))
     match = f"the vocabulary has {len(runs.VOCABULARY) + 2} tokens and the encoder {len(runs.VOCABULARY)} embedding rows"
     refused(place, tmp_path, ValueError, match, checkpoint=checkpoint)
 
@@ -75,32 +75,34 @@ def test_refuses_a_length_over_the_positions(place, tmp_path):
 
 def test_refuses_no_examples(place, tmp_path):
     data = write_reviews(tmp_path / "data", dev=0)
-    refused(place, tmp_path, ValueError, "dev.tsv has no examples", task=Glue(ROWS["sst2"], data))
+    refused(
+        place, tmp_path, ValueError, "dev.tsv has no examples", task=TextClassification.open("sst2", data)
+    )
 
 
 @pytest.mark.long
 def test_refuses_a_split_without_labels(place, tmp_path):
     data = write_reviews(tmp_path / "data")
     (data / "test.tsv").write_text("index\tsentence\n0\tgood film\n")
-    task = Glue(ROWS["sst2"], data)
+    task = TextClassification.open("sst2", data)
     match = "no example in the test split of sst2 has a label; give a labelled split"
     refused(place, tmp_path, ValueError, match, task=task, dev_split="test")
 
-    class Withheld(Glue):
+    class Withheld(TextClassification):
         def examples(self, split):
             return super().examples("test" if split == "train" else split)
 
     match = "no example in the train split of sst2 has a label; give a labelled split"
-    refused(place, tmp_path, ValueError, match, task=Withheld(ROWS["sst2"], data))
+    refused(place, tmp_path, ValueError, match, task=Withheld.open("sst2", data))
 
 
 def test_the_first_validation_split_is_the_dev_split(place, tmp_path):
-    task = Glue(ROWS["mnli"], runs.write_data(tmp_path / "data", "mnli"))
+    task = TextClassification.open("mnli", runs.write_data(tmp_path / "data", "mnli"))
     plan = plan_finetuning(task, checkpoint=place / "checkpoint", hparams=QUICK)
     matched, mismatched = (
         digest_of_examples(task.examples(f"validation_{name}")) for name in ("matched", "mismatched")
     )
-    assert plan.identity["dev_examples"] == [48, matched] and matched != mismatched
+    assert plan.fingerprint["dev_examples"] == [48, matched] and matched != mismatched
 
 
 def test_refuses_a_negative_save_every(place, tmp_path):
@@ -126,7 +128,7 @@ def test_a_plan_says_how_many_devices_a_strategy_has(monkeypatch):
     assert lines_about(strategy("one"), strategy_name="one", **how) == []
     four = types.SimpleNamespace(num_replicas_in_sync=4)
     assert lines_about(four, strategy_name="mirrored", **how) == ["strategy mirrored: 4 devices"]
-    monkeypatch.setattr("bert_keras.tasks.devices.strategies.workers_of", lambda distribution: 2)
+    monkeypatch.setattr("bert_keras.tasks.devices.strategies.count_workers", lambda distribution: 2)
     assert lines_about(four, strategy_name="multiworker", **how) == [
         "strategy multiworker: 4 devices of 2 workers"
     ]
@@ -134,12 +136,9 @@ def test_a_plan_says_how_many_devices_a_strategy_has(monkeypatch):
 
 @pytest.mark.long
 def test_both_trainings_show_the_lines_about_their_devices(place):
-    task = Glue(ROWS["sst2"], place / "reviews")
+    task = TextClassification.open("sst2", place / "reviews")
     how = {"checkpoint": place / "checkpoint", "hparams": QUICK, "strategy_name": "mirrored"}
-    for lines in (
-        plan_finetuning(task, **how).lines,
-        pretrainings.planned_lines(strategy_name="mirrored"),
-    ):
+    for lines in (plan_finetuning(task, **how).lines, pretrainings.planned_lines(strategy_name="mirrored")):
         assert len([line for line in lines if "mirrored found one device" in line]) == 1
 
 
@@ -193,10 +192,19 @@ def test_full_disk_leaves_what_was_there(reloaded, place, tmp_path):
         reloaded.encoder.embedding_table.assign(reloaded.encoder.embedding_table - 1.0)
 
 
-@pytest.mark.parametrize("content", ['{"kind": "other"}', "[]", "{", '{"kind": "glue", "task": {}}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *('{"kind": "other"}', "[]", "{"),
+        *(
+            json.dumps(stamp(RUN) | kept)
+            for kept in ({"kind": "other"}, {"kind": "text-classification", "task": {}})
+        ),
+    ],
+)
 def test_task_file_of_another_program(learned, place, tmp_path, content):
     (tmp_path / "task.json").write_text(content)
-    with pytest.raises(ValueError, match=r"task\.json (is not|holds)"):
+    with pytest.raises(ValueError, match=r"task\.json( is not| holds|: this run has no format_version)"):
         load_run(tmp_path)
 
 

@@ -17,7 +17,8 @@ from bert_keras.model.encoder import BertEncoder, encoder_inputs
 from bert_keras.model.heads import ClassifierHead
 from bert_keras.optimization.losses import GlobalMean, cross_entropy, squared_error
 from bert_keras.optimization.optimizers import AdamW
-from bert_keras.optimization.training_model import TrainingModel, check_order
+from bert_keras.optimization.replicas import check_order
+from bert_keras.optimization.training_model import TrainingModel
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:__array__ implementation doesn't accept a copy keyword", "ignore:Gradients do not exist"

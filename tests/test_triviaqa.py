@@ -8,14 +8,14 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
 from bert_keras.tasks.data.sources import load_tfds
-from bert_keras.tasks.data.triviaqa import (
-    DATASET,
-    READ,
-    convert,
+from bert_keras.tasks.data.squad import (
+    TRIVIAQA,
+    TRIVIAQA_FEATURES,
+    convert_triviaqa,
     find_answers,
-    first_tokens,
+    take_first_tokens,
 )
-from bert_keras.tasks.problems.question_answering import Squad
+from bert_keras.tasks.problems.question_answering import QuestionAnswering
 
 
 @pytest.mark.parametrize(
@@ -26,11 +26,7 @@ from bert_keras.tasks.problems.question_answering import Squad
         ("by Harry  Sinclair\nLewis", ["harry sinclair lewis"], [("Harry  Sinclair\nLewis", 3)]),
         ("She saw St. Lucia and Lucia.", ["st lucia", "Lucia"], [("St. Lucia", 8), ("Lucia", 12)]),
         ("in the U.S.A. then", ["U.S.A.", "u s a"], [("U.S.A", 7)]),
-        (
-            "read The Lord of the Rings",
-            ["The Lord of the Rings", "lord of rings"],
-            [("Lord of the Rings", 9)],
-        ),
+        ("read The Lord of the Rings", ["The Lord of the Rings", "lord of rings"], [("Lord of the Rings", 9)]),
         ("Curaçao 東京 is 東京都", ["東京", "curaçao"], [("Curaçao", 0), ("東京", 8)]),
         ("smart arts", ["Art"], []),  # no part of a word
         ("Lewis, or Sinclair Lewis, or Lewis", ["Lewis"], [("Lewis", 0)]),
@@ -38,18 +34,18 @@ from bert_keras.tasks.problems.question_answering import Squad
         ("The The is a band", ["The The", "the", "?"], []),  # nothing is left of them
         ("", ["x"], []),
     ],
-)
+)  # fmt: skip
 def test_answers_are_found_by_their_words(context, answers, found):
     places = find_answers(context, answers)
     assert [(place["text"], place["answer_start"]) for place in places] == found
     assert all(context.startswith(place["text"], place["answer_start"]) for place in places)
 
 
-def test_a_paragraph_is_the_first_tokens():
+def test_a_paragraph_is_the_take_first_tokens():
     document = "Title\n\n one  two\tthree four"
     wanted = {1: "Title", 3: "Title\n\n one  two", 5: document, 400: document}
-    assert {count: first_tokens(document, count) for count in wanted} == wanted
-    assert first_tokens("", 3) == ""
+    assert {count: take_first_tokens(document, count) for count in wanted} == wanted
+    assert take_first_tokens("", 3) == ""
 
 
 def example(number, value, *pages, aliases=(), normalized=()):
@@ -104,7 +100,7 @@ def triviaqa(tmp_path):
 
 def test_the_file_is_squads(triviaqa, tmp_path):
     file, advanced = tmp_path / "new" / "train.json", []
-    counts = convert("train", file, progress=advanced.append)
+    counts = convert_triviaqa("train", file, progress=advanced.append)
     assert counts == (4, 5, 4, 6) and sum(advanced) == len(EXAMPLES)
     data = json.loads(file.read_text(encoding="utf-8"))["data"]
     found = [
@@ -124,7 +120,7 @@ def test_the_file_is_squads(triviaqa, tmp_path):
         ("Union", "The u-s-a.", "q3--Union.txt", [{"text": "u-s-a", "answer_start": 4}]),
         ("Long", "word " * 399 + "early", "q5--Long.txt", [{"text": "early", "answer_start": 1995}]),
     ]
-    rows = list(Squad("squad1.1", file).examples("train").as_numpy_iterator())
+    rows = list(QuestionAnswering("squad1.1", file).examples("train").as_numpy_iterator())
     spans = [row["context"][row["answer_start"] : row["answer_end"]].decode() for row in rows]
     assert spans == ["Sinclair Lewis", "Tōkyō", "u-s-a", "early"]
     assert [json.loads(row["answers"])[0] for row in rows] == spans
@@ -140,38 +136,36 @@ def test_the_command_writes_whole_files(triviaqa, tmp_path, capfd):
     assert (code, "already exists" in err, file.read_bytes()) == (1, True, kept)
     other = tmp_path / "other" / "train.json"
     with pytest.raises(BertKerasError, match="none of 3 documents has an answer in its first 1 tokens"):
-        convert("train", other, tokens=1, limit=2)
+        convert_triviaqa("train", other, tokens=1, limit=2)
 
     def stop(count):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        convert("train", other, progress=stop)
+        convert_triviaqa("train", other, progress=stop)
     assert not [*other.parent.iterdir()]
 
 
 def test_a_file_that_finetune_would_refuse_is_not_written(triviaqa, tmp_path, monkeypatch):
     """The limit is the reader's: the largest file that it lets through is read."""
-    convert("train", tmp_path / "train.json")
+    convert_triviaqa("train", tmp_path / "train.json")
     size = (tmp_path / "train.json").stat().st_size
-    for module in ("data", "triviaqa"):
-        monkeypatch.setattr(f"bert_keras.tasks.data.{module}.MAX_FILE_BYTES", size)
-    convert("train", tmp_path / "again.json")
-    assert len(list(Squad("squad1.1", tmp_path / "again.json").examples("train"))) == 4
-    for module in ("data", "triviaqa"):
-        monkeypatch.setattr(f"bert_keras.tasks.data.{module}.MAX_FILE_BYTES", size - 1)
+    monkeypatch.setattr("bert_keras.tasks.data.squad.MAX_FILE_BYTES", size)
+    convert_triviaqa("train", tmp_path / "again.json")
+    assert len(list(QuestionAnswering("squad1.1", tmp_path / "again.json").examples("train"))) == 4
+    monkeypatch.setattr("bert_keras.tasks.data.squad.MAX_FILE_BYTES", size - 1)
     with pytest.raises(BertKerasError, match=f"more than {size - 1:,} bytes.*give fewer tokens, or a limit"):
-        convert("train", tmp_path / "third.json")
+        convert_triviaqa("train", tmp_path / "third.json")
     assert not (tmp_path / "third.json").exists()
     with pytest.raises(BertKerasError, match=f"again.json has over {size - 1:,} bytes.*leave out questions"):
-        Squad("squad1.1", tmp_path / "again.json").examples("train")
+        QuestionAnswering("squad1.1", tmp_path / "again.json").examples("train")
 
 
 def test_only_the_features_of_wikipedia_are_read(tmp_path):
     tfds = pytest.importorskip("tensorflow_datasets")
     with tfds.testing.mock_data(num_examples=2, data_dir=str(tmp_path)):
-        examples, _ = load_tfds(DATASET, "validation", instead="", only=READ)
+        examples, _ = load_tfds(TRIVIAQA, "validation", instead="", only=TRIVIAQA_FEATURES)
         (first, _) = examples.as_numpy_iterator()
-    assert {*first} == {*READ}
+    assert {*first} == {*TRIVIAQA_FEATURES}
     for name in ("entity_pages", "answer"):
-        assert {*first[name]} == READ[name]
+        assert {*first[name]} == TRIVIAQA_FEATURES[name]

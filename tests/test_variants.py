@@ -8,7 +8,7 @@ import pytest
 from parity import MLM_LOGITS, NSP_LOGITS, array, assert_equal
 
 from bert_keras import checkpoints
-from bert_keras.checkpoints.variables import variable_shapes
+from bert_keras.checkpoints.checkpoint import variable_shapes
 from bert_keras.config import VARIANTS, BertConfig
 from bert_keras.features import (
     EMBEDDING_OUTPUT,

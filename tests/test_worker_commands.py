@@ -51,11 +51,7 @@ def saves(run: Path) -> list[int]:
 
 @pytest.mark.parametrize(
     ("worker", "given"),
-    [
-        (0, signal.SIGTERM),
-        (1, signal.SIGTERM),
-        pytest.param(0, signal.SIGINT, marks=pytest.mark.slow),
-    ],
+    [(0, signal.SIGTERM), (1, signal.SIGTERM), pytest.param(0, signal.SIGINT, marks=pytest.mark.slow)],
 )
 def test_a_signal_to_one_worker_saves_and_ends_all(worker, given, folder):
     output = folder / f"stopped-{worker}-{given.name}"
@@ -97,7 +93,7 @@ def test_a_worker_that_waits_for_another_says_so_and_ends_at_ctrl_c(folder):
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        (["--epochs", "2", "--precision", "bfloat16"], "epochs, precision"),
+        (["--epochs", "2", "--precision", "bfloat16"], "precision, epochs"),
         (["--save-every", "2"], "save_every"),
     ],
 )
@@ -118,7 +114,7 @@ def test_workers_with_other_settings_say_in_which(given, named, folder):
 
 SLOW_WORKER = """
 import contextlib, os, time
-from bert_keras.tasks.training import strategies, workers
+from bert_keras.tasks.devices import strategies, workers
 
 gather_of, second = workers._gather_of, '"index": 1' in os.environ["TF_CONFIG"]
 
@@ -207,7 +203,7 @@ def test_a_grid_without_a_worker_ends_and_resumes_at_its_finished_cells(folder):
         "all",
     ]
     assert (first / "results.json").read_bytes() == before
-    results = json.loads((output / "results.json").read_text())
+    results = runs.results(output)
     assert [one["seed"] for one in results["tasks"]["sst2"]["runs"]] == [*SEEDS]
     assert (output / "results.png").is_file()
 
@@ -304,6 +300,6 @@ def test_an_ablation_of_layers_on_two_workers(folder):
         ["-m", "bert_keras", "ablate", "approaches", *command("", folder, output, *flags)[3:]]
     )
     assert "orderings" in chief.stdout and other.stdout == ""
-    rows = json.loads((output / "results.json").read_text())["tasks"][0]["rows"]
+    rows = runs.results(output)["tasks"][0]["rows"]
     assert [len(row["measures"]) for row in rows] == [1, 1]
     assert not (output / "vectors").exists()

@@ -13,10 +13,10 @@ from runs import VOCABULARY, texts, write_checkpoint
 
 import bert_keras as bk
 from bert_keras.model.encoder import BertEncoder
-from bert_keras.tasks.pretraining.pretrain import plan_pretraining
+from bert_keras.tasks.pretraining.pretrain import Pretraining, plan_pretraining
 from bert_keras.tasks.pretraining.recipes import RECIPES
-from bert_keras.tasks.strings.text_data import one_batch
-from bert_keras.tasks.training.task_padding import with_padding
+from bert_keras.tasks.strings.text_batches import one_batch
+from bert_keras.tasks.training.task_model import with_padding
 from bert_keras.text.wordpiece import WordPiece
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
@@ -112,7 +112,7 @@ def test_a_step_of_a_task(task, how, checkpoint):
     make, x, y = TASKS[task]
     model = make(checkpoint, seq_length=24, **how)
     model.compile(optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
-    batch = one_batch(model.problem, model.preprocess, x, y, np.linspace(0.5, 2, 4))
+    batch = one_batch(model, (x, y, np.linspace(0.5, 2, 4)))
     with with_padding(model):
         assert_compiled_equals_plain(model, batch)
 
@@ -136,7 +136,7 @@ def test_a_step_of_another_form(change, checkpoint):
     model = make(checkpoint, seq_length=24)
     model.compile(optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
     change(model)
-    batch = one_batch(model.problem, model.preprocess, x, y, np.linspace(0.5, 2, 4))
+    batch = one_batch(model, (x, y, np.linspace(0.5, 2, 4)))
     with with_padding(model):
         assert_compiled_equals_plain(model, batch)
 
@@ -151,7 +151,7 @@ def test_a_step_of_a_recipe(recipe, monkeypatch):
         keras.random, "categorical", lambda logits, count, **how: tf.argmax(logits, -1, "int32")[:, None]
     )
     given = pretrainings.given(recipe, tokenizer=WordPiece(VOCABULARY), changes=NO_DROPOUT)
-    plan = plan_pretraining(**given)
+    plan = plan_pretraining(Pretraining(**given))
     with with_padding(plan.model):
         assert_compiled_equals_plain(plan.model, next(iter(plan.stages[0].batches(0))))
 
@@ -159,7 +159,7 @@ def test_a_step_of_a_recipe(recipe, monkeypatch):
 @pytest.mark.slow
 def test_a_step_with_dropout_and_drawn_tokens_learns():
     given = pretrainings.given("electra", tokenizer=WordPiece(VOCABULARY), changes={"hidden_dropout": 0.1})
-    plan = plan_pretraining(**given)
+    plan = plan_pretraining(Pretraining(**given))
     train = tf.function(plan.model.train_step, jit_compile=True)
     batch = next(iter(plan.stages[0].batches(0)))
     losses = []

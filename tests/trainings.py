@@ -9,10 +9,9 @@ import pytest
 import runs
 
 from bert_keras import checkpoints
-from bert_keras.tasks.data.glue_rows import ROWS
 from bert_keras.tasks.finetuning.finetune import finetune, plan_finetuning
 from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.runs.run_folder import load_run
 
 TESTS = Path(__file__).parent
@@ -44,11 +43,11 @@ def write_reviews(folder, *, train=96, dev=40, reversed_dev=False):
     return folder
 
 
-class Counting(Glue):
+class Counting(TextClassification):
     """SST-2 that counts how often Python runs through its loss and its decoding: once for each trace."""
 
-    def __init__(self, folder):
-        super().__init__(ROWS["sst2"], folder)
+    def __init__(self, *given, **named):
+        super().__init__(*given, **named)
         self.losses, self.decodings, self.widths = 0, 0, set()
 
     def loss(self):
@@ -86,7 +85,7 @@ LEARNING = dataclasses.replace(QUICK, epochs=4)
 @pytest.fixture(scope="module")
 def learned(place):
     """A run of four epochs: the task, its results and the log lines."""
-    task, lines = Counting(place / "reviews"), []
+    task, lines = Counting.open("sst2", place / "reviews"), []
     results = start(task, place, output="learned", hparams=LEARNING, log=lines.append)
     return task, results, lines
 
@@ -109,12 +108,12 @@ def assert_same_weights(ours, theirs):
 @pytest.fixture(scope="module")
 def turned(place):
     """The results of a run whose dev labels are turned round: the more is learned, the worse it measures."""
-    task = Glue(ROWS["sst2"], write_reviews(place / "turned", reversed_dev=True))
+    task = TextClassification.open("sst2", write_reviews(place / "turned", reversed_dev=True))
     return start(task, place, output="turned_run", hparams=dataclasses.replace(LEARNING, epochs=3))
 
 
 @pytest.fixture(scope="module")
 def plan(place):
     return plan_finetuning(
-        Glue(ROWS["sst2"], place / "reviews"), checkpoint=place / "checkpoint", hparams=QUICK
+        TextClassification.open("sst2", place / "reviews"), checkpoint=place / "checkpoint", hparams=QUICK
     )

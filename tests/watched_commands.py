@@ -105,15 +105,15 @@ def copy(master: int, target: int) -> None:
 
 
 def main() -> None:
-    import bert_keras.tasks.training.progress
+    import bert_keras.cli.console
     from bert_keras.cli.main import main as command
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent may have it ignored
-    folder, codes, left, seconds = Path(sys.argv[1]), [], [], bert_keras.tasks.training.progress.SECONDS
+    folder, codes, left, seconds = Path(sys.argv[1]), [], [], bert_keras.cli.console.SECONDS
     watch_moments(left)
     for number, asked in enumerate(json.loads(sys.argv[2])):
         left[:] = asked.get("signals", ())
-        bert_keras.tasks.training.progress.SECONDS = asked.get("seconds", seconds)
+        bert_keras.cli.console.SECONDS = asked.get("seconds", seconds)
         with streams(folder / f"{number}.1", folder / f"{number}.2", asked.get("terminal")):
             try:
                 command(["bert-keras", *asked["arguments"]])

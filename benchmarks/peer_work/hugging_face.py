@@ -7,13 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_keras.features import (
-    INPUT_MASK,
-    INPUT_TYPE_IDS,
-    INPUT_WORD_IDS,
-    POOLED_OUTPUT,
-    SEQUENCE_OUTPUT,
-)
+from bert_keras.features import INPUT_MASK, INPUT_TYPE_IDS, INPUT_WORD_IDS, POOLED_OUTPUT, SEQUENCE_OUTPUT
 from peer_work.ours_training import COMPARED
 from peer_work.work import (
     CLIP_NORM,
@@ -76,10 +70,7 @@ def encoder(case: Case, folder: pathlib.Path, *, autocast: bool = False, compile
             return model(**given)
 
     found = run()
-    outputs = {
-        SEQUENCE_OUTPUT: found.last_hidden_state.float(),
-        POOLED_OUTPUT: found.pooler_output.float(),
-    }
+    outputs = {SEQUENCE_OUTPUT: found.last_hidden_state.float(), POOLED_OUTPUT: found.pooler_output.float()}
     return run, encoded(case, outputs)
 
 
@@ -165,10 +156,7 @@ def pretrain(case: Case, folder: pathlib.Path, *, compiled: bool = False) -> Pre
     given = _features(case)
     positions, ids = (torch.from_numpy(value).long() for value in masked(case))
     targets = torch.full_like(given["input_ids"], -100).scatter_(1, positions, ids)
-    batch = given | {
-        "labels": targets,
-        "next_sentence_label": torch.from_numpy(labels(case)).long(),
-    }
+    batch = given | {"labels": targets, "next_sentence_label": torch.from_numpy(labels(case)).long()}
     found = _inference(case, model, given)
     rows = torch.arange(min(COMPARED, case.batch))[:, None]
     compared = {

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bert_keras.features import INPUT_MASK, INPUT_TYPE_IDS, INPUT_WORD_IDS
-from bert_keras.optimization.autotuning import without_autotuning
+from bert_keras.optimization.replicas import without_autotuning
 from peer_work.ours import mapped
 from peer_work.ours_training import COMPARED
 from peer_work.work import (
@@ -34,7 +34,7 @@ from peer_work.work import (
 def _preset(folder: pathlib.Path) -> str:
     """A preset of the backbone; written once."""
     from bert_keras import checkpoints
-    from bert_keras.checkpoints.variables import variable_shapes
+    from bert_keras.checkpoints.checkpoint import variable_shapes
 
     preset = folder.with_name(f"{folder.name}-keras-hub")
     if not preset.exists():

@@ -15,7 +15,7 @@ from bert_keras.features import (
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
-from bert_keras.optimization.autotuning import without_autotuning
+from bert_keras.optimization.replicas import without_autotuning
 from peer_work.ours_training import COMPARED
 from peer_work.work import (
     CLIP_NORM,
@@ -39,7 +39,7 @@ def _read(case: Case, folder: pathlib.Path, *, policy: str) -> tuple[Any, Arrays
     from official.nlp import modeling
 
     from bert_keras import checkpoints
-    from bert_keras.checkpoints.variables import variable_shapes
+    from bert_keras.checkpoints.checkpoint import variable_shapes
 
     tf_keras.mixed_precision.set_global_policy(policy)
     read = checkpoints.read(folder / case.size)

@@ -8,15 +8,7 @@ import filelock
 import numpy as np
 
 from bert_keras.features import ENCODER_INPUTS, POOLED_OUTPUT, SEQUENCE_OUTPUT
-from peer_work.work import (
-    Arrays,
-    Case,
-    Prepared,
-    encoded,
-    features,
-    lines,
-    pieces,
-)
+from peer_work.work import Arrays, Case, Prepared, encoded, features, lines, pieces
 
 LINES_A_BATCH = 256  # lines in one call of a tokenizer in Dataset.map
 
@@ -76,13 +68,12 @@ def frozen_encoder(case: Case, folder: pathlib.Path) -> Prepared:
 def classifier_run(case: Case, folder: pathlib.Path) -> Any:
     """A run of SST-2 with the weights of the folder."""
     from bert_keras import checkpoints
-    from bert_keras.tasks.data.glue_rows import ROWS
-    from bert_keras.tasks.problems.classification import Glue
+    from bert_keras.tasks.problems.classification import TextClassification
     from bert_keras.tasks.runs.run_folder import Run
     from bert_keras.tasks.training.task_model import heads_of, network_of
     from bert_keras.text.preprocessing import Preprocessor
 
-    task, checkpoint = Glue(ROWS["sst2"]), checkpoints.read(folder / case.size)
+    task, checkpoint = TextClassification.open("sst2"), checkpoints.read(folder / case.size)
     layers, model = network_of(task, checkpoint.config)
     checkpoints.assign(checkpoint, layers, **heads_of(model))
     tokenizer = checkpoints.tokenizer_of(checkpoint)
@@ -93,7 +84,7 @@ def classifier_run(case: Case, folder: pathlib.Path) -> Any:
 def exported(case: Case, folder: pathlib.Path, *, freeze: bool) -> pathlib.Path:
     """The exported version of that run, which takes raw strings; written once."""
     from bert_keras.savedmodels.export import export
-    from bert_keras.tasks.runs.run_precision import at_precision
+    from bert_keras.tasks.runs.ensemble import at_precision
 
     kind = "frozen" if freeze else "served"
     served = folder / f"{case.size}-{case.length}-{case.precision}-{kind}"
@@ -158,7 +149,7 @@ def mapped(tokenize: Callable, text: list[str]) -> Callable[[], Any]:
     """One pass over all lines in `Dataset.map`; the results are discarded."""
     import tensorflow as tf
 
-    from bert_keras.optimization.autotuning import without_autotuning
+    from bert_keras.optimization.replicas import without_autotuning
 
     batches = tf.data.Dataset.from_tensor_slices(text).batch(LINES_A_BATCH).cache()
     made = batches.map(tokenize, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_keras.tasks.pretraining.write_records import Job
 from peer_work.work import SEED, Arrays, Case, Prepared, documents, in_turn, questions, requests
 
 
@@ -59,15 +60,17 @@ def served_answers(case: Case, folder: pathlib.Path) -> Prepared:
 
 def features(case: Case, folder: pathlib.Path) -> Prepared:
     """The command `features`, without its file: every token of all layers."""
-    from bert_keras.tasks.frozen.extract import Extractor, Pieces
-    from bert_keras.text.word_splitting import TEXT
+    from bert_keras import checkpoints
+    from bert_keras.tasks.frozen.extractor import Extractor, text_units
+    from bert_keras.text.words import TEXT
 
+    source = checkpoints.read(folder / case.size)
     extractor = Extractor(
-        folder / case.size,
-        units=Pieces(doc_stride=case.length // 2),
+        source=source,
+        units=text_units("piece", source, seq_length=case.length, doc_stride=case.length // 2),
+        places=range(source.config.num_layers + 1),
         dtype="float32",
         precision=case.precision,
-        seq_length=case.length,
         batch_size=case.batch,
     )
 
@@ -92,13 +95,15 @@ def instances(case: Case, folder: pathlib.Path, *, workers: int) -> Prepared:
         output = folder / f"instances-{workers}-{next(number)}"
         found = write_records(
             corpus,
-            output,
-            make_tokenizer=functools.partial(
-                checkpoints.load_tokenizer, str(folder / "vocab.txt"), lower_case=True
+            Job(
+                path=output,
+                make_tokenizer=functools.partial(
+                    checkpoints.load_tokenizer, str(folder / "vocab.txt"), lower_case=True
+                ),
+                settings=recipe.sampling(case.length),
+                masking=recipe.masking(case.length),
+                seed=SEED,
             ),
-            settings=recipe.sampling(case.length),
-            masking=recipe.masking(case.length),
-            seed=SEED,
             workers=workers,
         )
         shutil.rmtree(output)

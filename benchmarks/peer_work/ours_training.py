@@ -41,14 +41,13 @@ def finetune(case: Case, folder: pathlib.Path, *, padded: bool = False, xla: boo
 
     from bert_keras import checkpoints
     from bert_keras.model.precision import training_policy
-    from bert_keras.optimization.autotuning import without_autotuning
+    from bert_keras.optimization.replicas import without_autotuning
     from bert_keras.tasks.batches import dataset
-    from bert_keras.tasks.data.glue_rows import ROWS
-    from bert_keras.tasks.problems.classification import Glue
+    from bert_keras.tasks.problems.classification import TextClassification
     from bert_keras.tasks.training.task_model import heads_of, network_of
     from bert_keras.text.preprocessing import Preprocessor
 
-    task = Glue(ROWS["sst2"])
+    task = TextClassification.open("sst2")
     checkpoint = checkpoints.read(folder / case.size)
     encoder, model = network_of(task, checkpoint.config, dtype=training_policy(case.precision))
     checkpoints.assign(checkpoint, encoder, **heads_of(model))
@@ -81,14 +80,7 @@ def pretrain(case: Case, folder: pathlib.Path, *, padded: bool = False, xla: boo
     """
     import tensorflow as tf
 
-    from bert_keras import (
-        BertEncoder,
-        MaskedLM,
-        Pieces,
-        Pretrainer,
-        SentencePair,
-        checkpoints,
-    )
+    from bert_keras import BertEncoder, MaskedLM, Pieces, Pretrainer, SentencePair, checkpoints
     from bert_keras.model.precision import training_policy
 
     checkpoint = checkpoints.read(folder / case.size)

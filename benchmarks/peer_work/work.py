@@ -25,12 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_keras.features import (
-    INPUT_MASK,
-    INPUT_TYPE_IDS,
-    INPUT_WORD_IDS,
-    SEQUENCE_OUTPUT,
-)
+from bert_keras.features import INPUT_MASK, INPUT_TYPE_IDS, INPUT_WORD_IDS, SEQUENCE_OUTPUT
 
 Arrays = dict[str, np.ndarray]
 # What a function of the registry returns: the call to time, and the arrays to compare.

@@ -14,41 +14,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bert_keras.checkpoints.assignment import (
+from bert_keras.checkpoints.checkpoint import ARCHITECTURES, HEADS, Checkpoint, Format, variable_shapes
+from bert_keras.checkpoints.downloads import LocalModel, close_models, resolve
+from bert_keras.checkpoints.hugging_face import HUGGING_FACE
+from bert_keras.checkpoints.hugging_face_tokenizer import lower_cases, read_tokenizer
+from bert_keras.checkpoints.keras_hub import KERAS_HUB
+from bert_keras.checkpoints.parity import check_reference, differences
+from bert_keras.checkpoints.tensorflow import GOOGLE, MODEL_GARDEN
+from bert_keras.checkpoints.weights import (
     Report,
     assign,
     collect,
-    prefix_of,
+    read_tensors,
     refuse_lacking,
+    refuse_not_finite,
     with_vocab_size,
 )
-from bert_keras.checkpoints.downloads import LocalModel, close_models, resolve
-from bert_keras.checkpoints.google import GOOGLE
-from bert_keras.checkpoints.hugging_face import HUGGING_FACE
-from bert_keras.checkpoints.hugging_face_tokenizer import read_tokenizer
-from bert_keras.checkpoints.keras_hub import KERAS_HUB
-from bert_keras.checkpoints.letter_case import lower_cases
-from bert_keras.checkpoints.model_garden import MODEL_GARDEN
-from bert_keras.checkpoints.parity import check_reference, differences
-from bert_keras.checkpoints.tensors import read_tensors, refuse_not_finite
-from bert_keras.checkpoints.variables import (
-    ARCHITECTURES,
-    HEADS,
-    Checkpoint,
-    Format,
-    variable_shapes,
-)
 from bert_keras.config import BertConfig
-from bert_keras.errors import BertKerasError, MissingFileError, listed
-from bert_keras.io.atomic_folders import refuse_partial, whole_folder
-from bert_keras.io.paths import path_of
-from bert_keras.io.remote_paths import is_remote, refuse_remote_weights
-from bert_keras.text.vocabulary_files import (
-    SENTENCEPIECE,
-    VOCAB_TXT,
-    Vocabulary,
-    read_vocabulary,
-)
+from bert_keras.errors import BertKerasError, MissingFileError, first_names
+from bert_keras.io.folders import atomic_folder, refuse_partial
+from bert_keras.io.paths import is_remote, refuse_remote_weights, to_path
+from bert_keras.text.vocabulary import SENTENCEPIECE, VOCAB_TXT, Vocabulary, read_vocabulary
 
 # Keras and TensorFlow are imported by the functions that need them: reading a safetensors file needs neither.
 if TYPE_CHECKING:
@@ -86,7 +72,7 @@ def read(path: Path) -> Checkpoint:
     """Reads a checkpoint: a folder, or a file inside it.
 
     path: a Hugging Face folder, a KerasHub preset folder, the folder or prefix of a TensorFlow checkpoint, or a model's name or
-        address (see `sources`), which is downloaded unless it is in the cache
+        address (see `downloads`), which is downloaded unless it is in the cache
 
     Raises FileNotFoundError if there is no checkpoint, and ValueError for a checkpoint that is cut short, does not fit its
     config, is of another format, has NaN or infinite weights, or is not on a local disk.
@@ -113,7 +99,7 @@ def read(path: Path) -> Checkpoint:
     return Checkpoint(
         config=config,
         tensors=tensors,
-        **_tokenizer_fields(vocabulary),
+        vocabulary=vocabulary,
         format=form.name,
         path=str(root),
         architecture=source.architecture if has_its_heads else None,
@@ -136,7 +122,7 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
     Raises BertKerasError if a weight is NaN or infinite, or if the format's library would compute other numbers from the config;
     TakenError if the folder is not empty; OSError if it cannot be written.
     """
-    form, path, config = format_named(format), path_of(path), checkpoint.config
+    form, path, config = format_named(format), to_path(path), checkpoint.config
     _refuse_inexpressible(form, config)
     names = form.names_for(checkpoint)
     rows = {row.ours: row for row in names.rows(config)}
@@ -145,11 +131,11 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
         name for name in wanted if name not in checkpoint.tensors and not name.startswith("pooler/")
     ]:
         raise BertKerasError(
-            f"{prefix_of(checkpoint)}the checkpoint lacks {listed(lacking)}; an encoder needs all of them."
+            f"{checkpoint.prefix}the checkpoint lacks {first_names(lacking)}; an encoder needs all of them."
         )
     for name, array in checkpoint.tensors.items():
-        refuse_not_finite(np.asarray(array), named=f"{prefix_of(checkpoint)}{name}, to be written to {path},")
-    with whole_folder(path, existing="overwrite" if overwrite else "refuse") as new:
+        refuse_not_finite(np.asarray(array), named=f"{checkpoint.prefix}{name}, to be written to {path},")
+    with atomic_folder(path, existing="overwrite" if overwrite else "refuse") as new:
         theirs = {
             rows[name].theirs: rows[name].to_theirs(np.asarray(array), config)
             for name, array in checkpoint.tensors.items()
@@ -157,8 +143,8 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
         }
         form.save(checkpoint, names, theirs, new)
     left_out = [name for name in checkpoint.tensors if name not in rows]
-    if checkpoint.vocabulary is None and checkpoint.other_tokenizer is not None:
-        left_out.append(f"the tokenizer ({checkpoint.other_tokenizer})")
+    if checkpoint.vocabulary.other is not None:
+        left_out.append(f"the tokenizer ({checkpoint.vocabulary.other})")
     if checkpoint.labels is not None and not form.has_labels:
         left_out.append("the labels")
     return tuple(left_out)
@@ -220,10 +206,7 @@ def load_tokenizer(path: Path, *, lower_case: bool | None = None) -> "Tokenizer"
         vocabulary = read_vocabulary(path)._replace(lower_case=_case_beside(path))
     else:
         vocabulary = _vocabulary_at(path)
-    checkpoint = Checkpoint(
-        config=BertConfig(vocab_size=1), tensors={}, **_tokenizer_fields(vocabulary), path=str(path)
-    )
-    return tokenizer_of(checkpoint, lower_case=lower_case)
+    return _tokenizer(vocabulary, lower_case, named=f"{path}: ")
 
 
 def _case_beside(file: pathlib.Path) -> bool | None:
@@ -248,54 +231,39 @@ def _vocabulary_at(path: pathlib.Path) -> Vocabulary:
     return vocabulary
 
 
-def _tokenizer_fields(vocabulary: Vocabulary) -> dict[str, Any]:
-    """A Vocabulary as the fields of a Checkpoint."""
-    return {
-        "vocabulary": vocabulary.pieces,
-        "merges": vocabulary.merges,
-        "lower_case": vocabulary.lower_case,
-        "other_tokenizer": vocabulary.other,
-        "sentencepiece": vocabulary.sentencepiece,
-        "vocabulary_file": vocabulary.file,
-    }
-
-
 def with_tokenizer(checkpoint: Checkpoint, tokenizer: "Tokenizer") -> Checkpoint:
     """The checkpoint with another tokenizer, the inverse of `tokenizer_of`."""
-    from bert_keras.text.bpe import ByteBPE
-    from bert_keras.text.sentencepiece import SentencePiece
-
-    vocabulary = Vocabulary(pieces=tokenizer.vocabulary, lower_case=tokenizer.lower_case)
-    if isinstance(tokenizer, SentencePiece):
-        vocabulary = Vocabulary(sentencepiece=tokenizer.model, lower_case=tokenizer.lower_case)
-    elif isinstance(tokenizer, ByteBPE):
-        vocabulary = vocabulary._replace(merges=tokenizer.merges)
-    return dataclasses.replace(checkpoint, **_tokenizer_fields(vocabulary))
+    return dataclasses.replace(checkpoint, vocabulary=tokenizer.to_vocabulary())
 
 
 def tokenizer_of(checkpoint: Checkpoint, *, lower_case: bool | None = None) -> "Tokenizer":
     """The tokenizer of a checkpoint, as `load_tokenizer` makes it. Raises ValueError if it has none."""
-    from bert_keras.text.bpe import ByteBPE
+    if not checkpoint.vocabulary.is_there:
+        raise BertKerasError(
+            f"{checkpoint.prefix}the checkpoint has no vocabulary; put the model's vocab.txt into its folder."
+        )
+    return _tokenizer(checkpoint.vocabulary, lower_case, named=checkpoint.prefix)
+
+
+def _tokenizer(vocabulary: Vocabulary, lower_case: bool | None, *, named: str) -> "Tokenizer":
+    """The tokenizer of a vocabulary. named: the prefix of an error about one of no file."""
+    from bert_keras.text.byte_bpe import ByteBPE
     from bert_keras.text.sentencepiece import SentencePiece
     from bert_keras.text.wordpiece import WordPiece
 
-    named = f"{checkpoint.vocabulary_file}: " if checkpoint.vocabulary_file else prefix_of(checkpoint)
-    if checkpoint.vocabulary is None and checkpoint.other_tokenizer is not None:
+    named = f"{vocabulary.file}: " if vocabulary.file else named
+    if vocabulary.other is not None:
         raise BertKerasError(
-            f"{named}the checkpoint's tokenizer is {checkpoint.other_tokenizer}, which is not "
+            f"{named}the checkpoint's tokenizer is {vocabulary.other}, which is not "
             "supported; use its weights with ids from another library's tokenizer."
         )
-    if checkpoint.vocabulary is None and checkpoint.sentencepiece is None:
-        raise BertKerasError(
-            f"{prefix_of(checkpoint)}the checkpoint has no vocabulary; put the model's vocab.txt into its folder."
-        )
     try:
-        lower_case = lower_cases(checkpoint) if lower_case is None else lower_case
-        if checkpoint.sentencepiece is not None:
-            return SentencePiece(checkpoint.sentencepiece, lower_case=lower_case)
-        if checkpoint.merges is not None:
-            return ByteBPE(checkpoint.vocabulary or (), checkpoint.merges)
-        return WordPiece(checkpoint.vocabulary or (), lower_case=lower_case)
+        lower_case = lower_cases(vocabulary) if lower_case is None else lower_case
+        if vocabulary.sentencepiece is not None:
+            return SentencePiece(vocabulary.sentencepiece, lower_case=lower_case)
+        if vocabulary.merges is not None:
+            return ByteBPE(vocabulary.tokens or (), vocabulary.merges)
+        return WordPiece(vocabulary.tokens or (), lower_case=lower_case)
     except ValueError as error:
         raise BertKerasError(f"{named}{error}") from error
 
@@ -317,7 +285,7 @@ def compare(path: Path, *, seed: int = 0) -> dict[str, float]:
 # Finding a checkpoint
 
 
-def format_of(path: Path) -> str:
+def find_format(path: Path) -> str:
     """The format of a checkpoint, without reading it. Raises FileNotFoundError if there is no checkpoint."""
     return _locate(resolve(path).path)[0].name
 
@@ -333,7 +301,7 @@ def _locate(path: pathlib.Path) -> tuple[Format, pathlib.Path]:
     if not path.exists():
         raise MissingFileError(f"no checkpoint at {path}: no such file or folder{close_models(str(path))}.")
     looked_for = "; ".join(f"{form.files} ({form.name})" for form in FORMATS.values())
-    there = listed(sorted(found.name for found in path.iterdir()), 4) if path.is_dir() else "one file"
+    there = first_names(sorted(found.name for found in path.iterdir()), 4) if path.is_dir() else "one file"
     raise MissingFileError(f"no checkpoint in {path}; looked for {looked_for}; found {there}.")
 
 
@@ -350,9 +318,9 @@ def _folder(root: pathlib.Path) -> pathlib.Path:
 
 def _tokenizer_of_folder(form: Format, root: pathlib.Path, config: BertConfig) -> Vocabulary:
     vocabulary = form.load_tokenizer(_folder(root))
-    if vocabulary.pieces is not None and len(vocabulary.pieces) > config.vocab_size:
+    if vocabulary.tokens is not None and len(vocabulary.tokens) > config.vocab_size:
         raise BertKerasError(
-            f"the vocabulary in {_folder(root)} has {len(vocabulary.pieces)} tokens and the config's vocab_size is "
+            f"the vocabulary in {_folder(root)} has {len(vocabulary.tokens)} tokens and the config's vocab_size is "
             f"{config.vocab_size}: they belong to different models; bring both files of one model."
         )
     return vocabulary

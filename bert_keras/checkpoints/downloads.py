@@ -1,7 +1,7 @@
 """Models by name: a name, an address or a path -> a folder on this machine, downloaded where it is not there yet.
 
     runs/mrpc, ./x, /x, ~/x, a pathlib.Path      a path: never looked up
-    bert-base-uncased, org/name                  a model of `known_models`, else a repository of the Hugging Face Hub
+    bert-base-uncased, org/name                  a model of `published`, else a repository of the Hugging Face Hub
     hf://org/name@revision                       the Hub: a branch, a tag or a commit
     google://NAME, model_garden://NAME           the archives that Google publishes
     keras_hub://NAME                             a preset of KerasHub
@@ -21,10 +21,10 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bert_keras.checkpoints.hugging_face import HUGGING_FACE, SAFETENSORS, TORCH
+from bert_keras.checkpoints.hugging_face import HUGGING_FACE, SAFETENSORS, TORCH, import_torch
 from bert_keras.checkpoints.hugging_face_tokenizer import TOKENIZER_CONFIG
 from bert_keras.checkpoints.keras_hub import keras_hub
-from bert_keras.checkpoints.known_models import (
+from bert_keras.checkpoints.published import (
     ADDRESSES,
     GOOGLE_ARCHIVES,
     GOOGLE_URL,
@@ -34,23 +34,10 @@ from bert_keras.checkpoints.known_models import (
     TF_HUB,
     TF_HUB_URL,
 )
-from bert_keras.checkpoints.torch_file import import_torch
-from bert_keras.errors import (
-    BertKerasError,
-    MissingFileError,
-    first_line,
-    listed,
-)
-from bert_keras.io.atomic_folders import whole_folder
-from bert_keras.io.paths import cache_folder, did_you_mean, path_of
-from bert_keras.io.remote_paths import is_remote
-from bert_keras.text.vocabulary_files import (
-    MERGES_TXT,
-    SENTENCEPIECE,
-    TOKENIZER_JSON,
-    VOCAB_JSON,
-    VOCAB_TXT,
-)
+from bert_keras.errors import BertKerasError, MissingFileError, first_line, first_names
+from bert_keras.io.folders import atomic_folder
+from bert_keras.io.paths import cache_folder, did_you_mean, is_remote, to_path
+from bert_keras.text.vocabulary import MERGES_TXT, SENTENCEPIECE, TOKENIZER_JSON, VOCAB_JSON, VOCAB_TXT
 
 TIMEOUT = 10  # seconds without an answer, after which a server counts as unreachable
 _SEPARATOR = "://"
@@ -105,8 +92,8 @@ def resolve(model: str | os.PathLike[str], *, weights: bool = True) -> LocalMode
     if isinstance(model, LocalModel):
         return model
     if not isinstance(model, str) or _is_path(model):
-        return LocalModel(path=path_of(model))
-    scheme, separator, name = address_of(model).partition(_SEPARATOR)
+        return LocalModel(path=to_path(model))
+    scheme, separator, name = find_address(model).partition(_SEPARATOR)
     if not separator or scheme not in SCHEMES:
         raise MissingFileError(
             f"{_nothing_at(model)}, and no address of a model; addresses are "
@@ -115,7 +102,7 @@ def resolve(model: str | os.PathLike[str], *, weights: bool = True) -> LocalMode
     return SCHEMES[scheme](name, model, weights)
 
 
-def address_of(name: str) -> str:
+def find_address(name: str) -> str:
     """The address that a name stands for: a known model's, else that of a repository of the Hub."""
     name, at, revision = name.partition("@")
     handle = re.sub(r"/\d+/?$", "", name.removeprefix(TF_HUB_URL))
@@ -130,7 +117,7 @@ def address_of(name: str) -> str:
 def close_models(given: str) -> str:
     """The known models and the files beside a path with close names, in brackets for an error; else nothing."""
     scheme, _, rest = given.rpartition(_SEPARATOR)
-    path = path_of(rest)
+    path = to_path(rest)
     name = path.name.partition("@")[0]
     if name in KNOWN:
         return ""
@@ -146,7 +133,7 @@ def _is_path(given: str) -> bool:
         return True
     if _SEPARATOR in given:
         return False
-    path = path_of(given)
+    path = to_path(given)
     return (
         path.exists()
         or path.with_name(f"{path.name}.index").exists()
@@ -213,7 +200,7 @@ def _from_hub(name: str, given: str, weights: bool) -> LocalModel:
     if weights and not patterns:
         wanted = " or ".join(group[0] for group in _WEIGHTS)
         raise BertKerasError(
-            f"{address} has no weights that can be read: it has {listed(sorted(files), 12)}; wanted {wanted}."
+            f"{address} has no weights that can be read: it has {first_names(sorted(files), 12)}; wanted {wanted}."
         )
     if patterns and patterns[0] == TORCH:
         import_torch(f"{address} has only {TORCH}, which")
@@ -341,7 +328,7 @@ def archive_resolver(
         address = f"{scheme}{_SEPARATOR}{name}"
         if name not in archives:
             raise MissingFileError(
-                f"no archive named {name}{close_models(given)}; {scheme} has {listed(archives)}."
+                f"no archive named {name}{close_models(given)}; {scheme} has {first_names(archives)}."
             )
         folder = cache_folder() / scheme / name
         if not folder.is_dir():
@@ -372,7 +359,7 @@ def _download(url: str, folder: pathlib.Path, address: str) -> pathlib.Path:
 def _unpack(archive: pathlib.Path, folder: pathlib.Path) -> None:
     """Unpacks an archive into a folder that is there whole or not at all, and removes the archive."""
     try:
-        with whole_folder(folder) as new:
+        with atomic_folder(folder) as new:
             shutil.unpack_archive(archive, new, filter=None if archive.suffix == ".zip" else "data")
     except (shutil.ReadError, EOFError, OSError) as error:
         raise BertKerasError(

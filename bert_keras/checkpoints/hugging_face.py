@@ -4,14 +4,13 @@ import contextlib
 import functools
 import pathlib
 import re
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from bert_keras.checkpoints.hugging_face_tokenizer import read_tokenizer, write_tokenizer
-from bert_keras.checkpoints.torch_file import open_torch
-from bert_keras.checkpoints.variables import (
+from bert_keras.checkpoints.checkpoint import (
     BILSTM,
     KNOWN_ARCHITECTURES,
     LINEAR,
@@ -19,21 +18,23 @@ from bert_keras.checkpoints.variables import (
     Checkpoint,
     Format,
     Names,
-    Source,
-    architecture_of,
+    OpenFile,
+    choose_architecture,
+    numpy_dtype,
 )
+from bert_keras.checkpoints.hugging_face_tokenizer import read_tokenizer, write_tokenizer
 from bert_keras.config import BertConfig
-from bert_keras.errors import BertKerasError
+from bert_keras.errors import BertKerasError, first_line
 from bert_keras.io.files import write_json
 from bert_keras.io.json_files import (
     TEXT,
-    Kind,
+    FieldType,
+    checked_fields,
     object_of,
     one_of,
     or_null,
     read_object,
-    short,
-    typed,
+    shortened,
 )
 
 SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
@@ -49,42 +50,22 @@ _EMBEDDINGS_THERE = {
     "embeddings/type_embeddings": "embeddings.token_type_embeddings.weight",
     "embeddings/layer_norm": "embeddings.LayerNorm",
 }
-_BLOCK_THERE = {
-    "block_{i}/attention/query": "encoder.layer.{i}.attention.self.query",
-    "block_{i}/attention/key": "encoder.layer.{i}.attention.self.key",
-    "block_{i}/attention/value": "encoder.layer.{i}.attention.self.value",
-    "block_{i}/attention/output": "encoder.layer.{i}.attention.output.dense",
-    "block_{i}/attention_layer_norm": "encoder.layer.{i}.attention.output.LayerNorm",
-    "block_{i}/feed_forward/intermediate": "encoder.layer.{i}.intermediate.dense",
-    "block_{i}/feed_forward/output": "encoder.layer.{i}.output.dense",
-    "block_{i}/feed_forward_layer_norm": "encoder.layer.{i}.output.LayerNorm",
-}
-_ALBERT_BLOCK_THERE = {
-    f"block_{{i}}/{ours}": f"encoder.albert_layer_groups.0.albert_layers.0.{theirs}"
-    for ours, theirs in {
-        "attention/query": "attention.query",
-        "attention/key": "attention.key",
-        "attention/value": "attention.value",
-        "attention/output": "attention.dense",
-        "attention_layer_norm": "attention.LayerNorm",
-        "feed_forward/intermediate": "ffn",
-        "feed_forward/output": "ffn_output",
-        "feed_forward_layer_norm": "full_layer_layer_norm",
-    }.items()
-}
-_DISTILBERT_BLOCK_THERE = {
-    f"block_{{i}}/{ours}": f"transformer.layer.{{i}}.{theirs}"
-    for ours, theirs in {
-        "attention/query": "attention.q_lin",
-        "attention/key": "attention.k_lin",
-        "attention/value": "attention.v_lin",
-        "attention/output": "attention.out_lin",
-        "attention_layer_norm": "sa_layer_norm",
-        "feed_forward/intermediate": "ffn.lin1",
-        "feed_forward/output": "ffn.lin2",
-        "feed_forward_layer_norm": "output_layer_norm",
-    }.items()
-}
+# The names in a block: ours, then those of BERT, ALBERT and DistilBERT.
+_BLOCK_ROWS = (
+    ("attention/query", "attention.self.query", "attention.query", "attention.q_lin"),
+    ("attention/key", "attention.self.key", "attention.key", "attention.k_lin"),
+    ("attention/value", "attention.self.value", "attention.value", "attention.v_lin"),
+    ("attention/output", "attention.output.dense", "attention.dense", "attention.out_lin"),
+    ("attention_layer_norm", "attention.output.LayerNorm", "attention.LayerNorm", "sa_layer_norm"),
+    ("feed_forward/intermediate", "intermediate.dense", "ffn", "ffn.lin1"),
+    ("feed_forward/output", "output.dense", "ffn_output", "ffn.lin2"),
+    ("feed_forward_layer_norm", "output.LayerNorm", "full_layer_layer_norm", "output_layer_norm"),
+)
+_BLOCKS = ("encoder.layer.{i}", "encoder.albert_layer_groups.0.albert_layers.0", "transformer.layer.{i}")
+_BLOCK_THERE, _ALBERT_BLOCK_THERE, _DISTILBERT_BLOCK_THERE = (
+    {f"block_{{i}}/{row[0]}": f"{block}.{row[column]}" for row in _BLOCK_ROWS}
+    for column, block in enumerate(_BLOCKS, 1)
+)
 _TASK_HEADS_THERE = {
     "classifier/dense": "classifier",
     "concat_classifier/dense": "concat_classifier",  # transformers has no such head
@@ -132,6 +113,11 @@ def _names(
     )
 
 
+def _computes(classes: Iterable[str], *, without: Sequence[str] = ()) -> dict[str, frozenset[str]]:
+    """Classes of Hugging Face that compute the same numbers. without: parts that each may lack."""
+    return dict.fromkeys(classes, frozenset(without))
+
+
 def _tied(weight: str, bias: str | None = None) -> dict[str, str]:
     """Second names of the weights that the masked-LM head ties."""
     return {weight: "embeddings/word_embeddings"} | ({bias: "masked_lm/bias"} if bias else {})
@@ -142,12 +128,11 @@ _BERT_THERE = _names(
     encoder=_EMBEDDINGS_THERE | _BLOCK_THERE | {"pooler": "pooler.dense"},
     heads=_BERT_HEADS_THERE,
     duplicates=_tied("cls.predictions.decoder.weight", "cls.predictions.decoder.bias"),
-    classes=dict.fromkeys(KNOWN_ARCHITECTURES, frozenset[str]()),
+    classes=_computes(KNOWN_ARCHITECTURES),
 )
 # The code of transformers fixes this activation, whatever hidden_act says.
 _GELU_HEAD = {"masked_lm": {"activation": "gelu_erf"}}
 _FIRST_TOKENS = ("[PAD]", "<pad>")  # of padding, from whose id RoBERTa counts positions
-_NO_POOLER = frozenset({"pooler"})
 _NAMES = (
     _BERT_THERE,
     _names(
@@ -164,7 +149,7 @@ _NAMES = (
             **_TASK_HEADS_THERE,
         },
         duplicates=_tied("predictions.decoder.weight", "predictions.decoder.bias"),
-        classes=dict.fromkeys(KNOWN_ARCHITECTURES - {"ForNextSentencePrediction"}, frozenset[str]()),
+        classes=_computes(KNOWN_ARCHITECTURES - {"ForNextSentencePrediction"}),
     ),
     # ELECTRA has no pooler, and classifies texts with two dense layers and a gelu between them.
     _names(
@@ -180,10 +165,11 @@ _NAMES = (
         },
         duplicates=_tied("generator_lm_head.weight"),
         head_keeps=_GELU_HEAD,
-        classes=dict.fromkeys(
-            ("ForPreTraining", "ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering"), _NO_POOLER
+        classes=_computes(
+            ("ForPreTraining", "ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering"),
+            without=["pooler"],
         )
-        | {"Model": frozenset()},
+        | _computes(["Model"]),
     ),
     _names(
         "roberta",
@@ -197,9 +183,8 @@ _NAMES = (
         },
         duplicates=_tied("lm_head.decoder.weight", "lm_head.decoder.bias"),
         head_keeps=_GELU_HEAD,
-        classes=dict.fromkeys(
-            ("ForMaskedLM", "ForTokenClassification", "ForMultipleChoice", "ForQuestionAnswering", "Model"),
-            frozenset[str](),
+        classes=_computes(
+            ("ForMaskedLM", "ForTokenClassification", "ForMultipleChoice", "ForQuestionAnswering", "Model")
         ),
         padding=_FIRST_TOKENS,
     ),
@@ -209,7 +194,7 @@ _NAMES = (
         model_class="Roberta",
         encoder=_EMBEDDINGS_THERE | _BLOCK_THERE,
         heads={"pooler": "classifier.dense", "classifier/dense": "classifier.out_proj"},
-        classes={"ForSequenceClassification": frozenset[str]()},
+        classes=_computes(["ForSequenceClassification"]),
         padding=_FIRST_TOKENS,
     ),
     _names(
@@ -223,8 +208,10 @@ _NAMES = (
             **_TASK_HEADS_THERE,
         },
         duplicates=_tied("vocab_projector.weight"),
-        classes=dict.fromkeys(("ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering"), _NO_POOLER)
-        | {"Model": frozenset()},
+        classes=_computes(
+            ("ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering"), without=["pooler"]
+        )
+        | _computes(["Model"]),
     ),
     # DistilBERT has a pooler, of relu, only in its classifiers of texts.
     _names(
@@ -232,7 +219,7 @@ _NAMES = (
         model_class="DistilBert",
         encoder=_EMBEDDINGS_THERE | _DISTILBERT_BLOCK_THERE,
         heads={"pooler": "pre_classifier", "classifier/dense": "classifier"},
-        classes=dict.fromkeys(("ForSequenceClassification", "ForMultipleChoice"), frozenset[str]()),
+        classes=_computes(("ForSequenceClassification", "ForMultipleChoice")),
     ),
     # Our own model_type, for configurations that no model of transformers computes; transformers refuses to read it.
     _names(
@@ -260,25 +247,26 @@ def _find(path: pathlib.Path) -> pathlib.Path | None:
     return folder if found else None
 
 
-def _model_type_of_folder(folder: pathlib.Path) -> str:
+def _config_of_folder(folder: pathlib.Path) -> dict[str, Any]:
     path = folder / "config.json"
-    return read_object(path).get("model_type", "bert") if path.is_file() else "bert"
+    return read_object(path) if path.is_file() else {}
+
+
+def _model_type_of_folder(folder: pathlib.Path) -> str:
+    return str(_config_of_folder(folder).get("model_type", "bert"))
 
 
 def _architecture_of_folder(folder: pathlib.Path) -> str | None:
-    path = folder / "config.json"
-    named = read_object(path).get("architectures") if path.is_file() else None
+    named = _config_of_folder(folder).get("architectures")
     first = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
     found = re.fullmatch(rf"(?:{'|'.join({names.model_class for names in _NAMES})})(\w+)", first)
     return found.group(1) if found and found.group(1) in KNOWN_ARCHITECTURES else None
 
 
-def _in_config(folder: pathlib.Path, key: str, kind: Kind) -> Any:
+def _in_config(folder: pathlib.Path, key: str, kind: FieldType) -> Any:
     """A value of config.json; None if there is none. Raises BertKerasError for a value of another kind."""
-    path = folder / "config.json"
-    known = {key: or_null(kind)}
-    fields = read_object(path) if path.is_file() else {}
-    return typed(fields, known, where=path, optional=known, others=True).get(key)
+    known, where = {key: or_null(kind)}, folder / "config.json"
+    return checked_fields(_config_of_folder(folder), known, where=where, optional=known, others=True).get(key)
 
 
 def _labels_of_folder(folder: pathlib.Path) -> tuple[str, ...] | None:
@@ -289,7 +277,7 @@ def _labels_of_folder(folder: pathlib.Path) -> tuple[str, ...] | None:
 
 
 @contextlib.contextmanager
-def _open(folder: pathlib.Path, config: BertConfig) -> Iterator[Source]:
+def _open(folder: pathlib.Path, config: BertConfig) -> Iterator[OpenFile]:
     """Opens the safetensors files, else the PyTorch files; either may have several shards."""
     opener: Any = _open_safetensors
     files = _shards(folder, SAFETENSORS)
@@ -299,7 +287,7 @@ def _open(folder: pathlib.Path, config: BertConfig) -> Iterator[Source]:
         sources = [stack.enter_context(opener(file)) for file in files]
         where = {name: source for source in sources for name in source.shapes}
         shapes = {name: source.shapes[name] for name, source in where.items()}
-        yield Source(
+        yield OpenFile(
             file=files[0] if len(files) == 1 else folder,
             shapes=shapes,
             get=lambda name: where[name].get(name),
@@ -320,12 +308,14 @@ def _shards(folder: pathlib.Path, stem: str) -> list[pathlib.Path]:
         raise BertKerasError(f"{index} has no weight_map of file names.")
     for name in set(names.values()):
         if pathlib.PurePath(name).name != name or not (folder / name).is_file():
-            raise BertKerasError(f"{index} names the shard {short(name)}, which is not a file in its folder.")
+            raise BertKerasError(
+                f"{index} names the shard {shortened(name)}, which is not a file in its folder."
+            )
     return [folder / name for name in sorted(set(names.values()))]
 
 
 @contextlib.contextmanager
-def _open_safetensors(file: pathlib.Path) -> Iterator[Source]:
+def _open_safetensors(file: pathlib.Path) -> Iterator[OpenFile]:
     import ml_dtypes  # noqa: F401  numpy then knows bfloat16
     import safetensors
 
@@ -333,7 +323,7 @@ def _open_safetensors(file: pathlib.Path) -> Iterator[Source]:
         # The library compares header and length: a file that opens can be read.
         with safetensors.safe_open(file, framework="np") as opened:
             shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}
-            yield Source(file=file, shapes=shapes, get=functools.partial(_safetensor, opened, file=file))
+            yield OpenFile(file=file, shapes=shapes, get=functools.partial(_safetensor, opened, file=file))
     except safetensors.SafetensorError as error:
         raise BertKerasError(f"{file} is cut short or not a safetensors file: {error}.") from error
 
@@ -352,7 +342,7 @@ def _save(checkpoint: Checkpoint, names: Names, tensors: dict[str, np.ndarray], 
     import safetensors.numpy
 
     fields = checkpoint.config.to_hugging_face(names.model_type)
-    fields["architectures"] = [names.model_class + architecture_of(checkpoint)]
+    fields["architectures"] = [names.model_class + choose_architecture(checkpoint)]
     if "classifier/dense/bias" in checkpoint.tensors:
         fields["num_labels"] = len(checkpoint.tensors["classifier/dense/bias"])
     if checkpoint.labels is not None:
@@ -361,7 +351,7 @@ def _save(checkpoint: Checkpoint, names: Names, tensors: dict[str, np.ndarray], 
     if checkpoint.problem_type is not None:
         fields["problem_type"] = checkpoint.problem_type
     write_json(folder / "config.json", fields)
-    write_tokenizer(checkpoint, folder)
+    write_tokenizer(checkpoint.vocabulary, folder, max_length=checkpoint.config.max_length)
     try:
         safetensors.numpy.save_file(tensors, folder / SAFETENSORS, metadata={"format": "pt"})
         # safetensors lets only the owner read the file, but a server may run as another user.
@@ -384,3 +374,77 @@ HUGGING_FACE = Format(
     model_type=_model_type_of_folder,
     architecture=_architecture_of_folder,
 )
+
+
+# -----------------------------------------------------------------------------------------------------------
+# PyTorch files, read without running their code
+
+
+def import_torch(name: str) -> Any:
+    """The torch package. Raises BertKerasError, which names a file, where it is not installed."""
+    try:
+        import torch
+    except ImportError as error:
+        raise BertKerasError(
+            f"{name} is a PyTorch file and torch is not installed; install it, or bring model.safetensors."
+        ) from error
+    return torch
+
+
+@contextlib.contextmanager
+def open_torch(file: pathlib.Path) -> Iterator[OpenFile]:
+    """Opens a PyTorch file. Raises BertKerasError for anything but plain tensors."""
+    _refuse_packed(file)
+    torch = import_torch(file.name)
+    try:
+        # Reading a pickle runs code; weights_only refuses any pickle that does more than rebuild tensors.
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises pickle, zip, runtime and attribute errors
+        reason = str(error).strip().split("\n")[0]
+        raise BertKerasError(f"{file} is not a PyTorch file of plain tensors: {reason}") from error
+    if not isinstance(tensors, dict) or not all(torch.is_tensor(tensor) for tensor in tensors.values()):
+        held = ", ".join(map(str, tensors)) if isinstance(tensors, dict) else f"a {type(tensors).__name__}"
+        raise BertKerasError(
+            f"{file} is not a PyTorch file of plain tensors: it holds {held:.200}; save the model's state_dict alone."
+        )
+    # Strides of 0 make a tensor of any size from one number. The factor 2 allows for tied embeddings.
+    size, there = (
+        sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
+        file.stat().st_size,
+    )
+    if size > 2 * there:
+        raise BertKerasError(
+            f"{file} has {there:,} bytes and its tensors need {size:,}; save the model again."
+        )
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+    def get(name: str) -> np.ndarray:
+        try:
+            return _torch_to_numpy(tensors[name])
+        except (RuntimeError, TypeError) as error:  # a sparse tensor, or a tensor on the meta device
+            raise BertKerasError(f"{name} of {file} is not a plain tensor: {first_line(error)}") from error
+
+    yield OpenFile(file=file, shapes=shapes, get=get)
+
+
+def _refuse_packed(file: pathlib.Path) -> None:
+    """Raises BertKerasError for a zip that unpacks to more than its own bytes: torch.save compresses nothing."""
+    if not zipfile.is_zipfile(file):
+        return
+    try:
+        with zipfile.ZipFile(file) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+        raise BertKerasError(f"{file} is not a PyTorch file of plain tensors: {error}") from error
+    if size > (there := file.stat().st_size):
+        raise BertKerasError(
+            f"{file} has {there:,} bytes and unpacks to {size:,}; wanted a file of torch.save, which compresses nothing."
+        )
+
+
+def _torch_to_numpy(tensor: Any) -> np.ndarray:
+    import torch
+
+    if tensor.dtype != torch.bfloat16:
+        return tensor.detach().numpy()
+    return tensor.detach().contiguous().view(torch.int16).numpy().view(numpy_dtype("bfloat16"))

@@ -1,27 +1,26 @@
 """Reads, checks and writes the tokenizer files of a Hugging Face folder; folders of Google and Model Garden have them too."""
 
 import pathlib
+import re
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from bert_keras.checkpoints.letter_case import lower_cases
-from bert_keras.checkpoints.variables import Checkpoint
 from bert_keras.errors import BertKerasError
 from bert_keras.io.files import write_json
 from bert_keras.io.json_files import (
     FLAG,
     TEXT,
-    Kind,
-    is_whole,
+    FieldType,
+    checked_fields,
+    is_integer,
     list_of,
     object_of,
     or_null,
     read_object,
-    short,
-    typed,
+    shortened,
 )
-from bert_keras.text.vocabulary_files import (
+from bert_keras.text.vocabulary import (
     BYTE_LEVEL_SPECIAL,
     MERGES_TXT,
     SENTENCEPIECE,
@@ -40,7 +39,7 @@ from bert_keras.text.vocabulary_files import (
 
 TOKENIZER_CONFIG, ADDED_TOKENS = "tokenizer_config.json", "added_tokens.json"
 # Fields of a tokenizer_config.json that may have any value of their type.
-_TOKEN = Kind(
+_TOKEN = FieldType(
     "an object with its text as content",
     lambda value: isinstance(value, dict) and isinstance(value.get("content"), str),
 )
@@ -99,7 +98,7 @@ def read_tokenizer(folder: pathlib.Path) -> Vocabulary:
     found = _vocabulary_of(folder)
     pipeline = read_tokenizer_json(folder / TOKENIZER_JSON, has_pieces=found.is_there)
     pipeline = pipeline._replace(file=str(folder / TOKENIZER_JSON))
-    if found.sentencepiece is None and (found.pieces is None or pipeline.other is not None):
+    if found.sentencepiece is None and (found.tokens is None or pipeline.other is not None):
         found = pipeline
     if not found.is_there and (lone := [name for name in _PARTNERS if (folder / name).is_file()]):
         found = Vocabulary(
@@ -107,14 +106,14 @@ def read_tokenizer(folder: pathlib.Path) -> Vocabulary:
         )
     path = folder / TOKENIZER_CONFIG
     settings = read_object(path) if path.is_file() else {}
-    typed(settings, _SETTINGS, where=path, optional=_SETTINGS, others=True)
+    checked_fields(settings, _SETTINGS, where=path, optional=_SETTINGS, others=True)
     kind = settings.get("tokenizer_class") or _tokenizer_class_of_model(folder)
     known = _TOKENIZER_CLASSES if found.merges is None else _BYTE_LEVEL_CLASSES
     if found.is_there and found.other is None and kind is not None and kind not in known:
         found = Vocabulary(
             other=str(kind), file=str(path if settings.get("tokenizer_class") else folder / "config.json")
         )
-    if found.pieces is None and found.sentencepiece is None:
+    if not found.has_tokens:
         return found
     if found.merges is not None:
         return _byte_level(found, folder, settings)
@@ -123,8 +122,8 @@ def read_tokenizer(folder: pathlib.Path) -> Vocabulary:
     lower_case = settings.get("do_lower_case")
     lower_case = pipeline.lower_case if lower_case is None else lower_case
     refuse_other_ids(settings, {"strip_accents": (None, lower_case)}, where=path)
-    if found.pieces is not None:
-        _warn_of_added_tokens(folder, _added_tokens(folder, settings) - {*found.pieces})
+    if found.tokens is not None:
+        _warn_of_added_tokens(folder, _added_tokens(folder, settings) - {*found.tokens})
     return found._replace(lower_case=lower_case)
 
 
@@ -139,13 +138,15 @@ def _byte_level(found: Vocabulary, folder: pathlib.Path, settings: Mapping[str, 
         for key, value in settings.items()
     }
     if (key := other_setting(plain, _BYTE_LEVEL_SETTINGS)) is not None:
-        return Vocabulary(other=f"byte-level BPE with {key}={short(plain[key])} in its {TOKENIZER_CONFIG}")
+        return Vocabulary(
+            other=f"byte-level BPE with {key}={shortened(plain[key])} in its {TOKENIZER_CONFIG}"
+        )
     added = _added_tokens(folder, settings)
-    unmerged = unmerged_tokens(found.pieces or (), found.merges or ())
+    unmerged = unmerged_tokens(found.tokens or (), found.merges or ())
     if lost := [token for token in unmerged if token not in added]:
         raise BertKerasError(
-            f"{found.file}: no merge makes {len(lost)} of the tokens, {short(lost[0])} the first; the merges are cut short, or "
-            f"another model's: download the tokenizer again, or list tokens that were added to it in an {ADDED_TOKENS}."
+            f"{found.file}: no merge makes {len(lost)} of the tokens, {shortened(lost[0])} the first; the merges are cut short, "
+            f"or another model's: download the tokenizer again, or list tokens that were added to it in an {ADDED_TOKENS}."
         )
     _warn_of_added_tokens(folder, added - {*BYTE_LEVEL_SPECIAL})
     return found
@@ -166,7 +167,7 @@ def _tokenizer_class_of_model(folder: pathlib.Path) -> str | None:
     path = folder / "config.json"
     fields = read_object(path) if path.is_file() else {}
     known = {"tokenizer_class": _SETTINGS["tokenizer_class"]}
-    return typed(fields, known, where=path, optional=known, others=True).get("tokenizer_class")
+    return checked_fields(fields, known, where=path, optional=known, others=True).get("tokenizer_class")
 
 
 def _added_tokens(folder: pathlib.Path, settings: Mapping[str, Any]) -> set[str]:
@@ -176,12 +177,11 @@ def _added_tokens(folder: pathlib.Path, settings: Mapping[str, Any]) -> set[str]
         for name in (TOKENIZER_JSON, ADDED_TOKENS)
     )
     known = {"added_tokens": or_null(list_of(_TOKEN))}
-    typed(pipeline, known, where=folder / TOKENIZER_JSON, optional=known, others=True)
-    typed(listed, dict.fromkeys(listed, Kind("a whole number", is_whole)), where=folder / ADDED_TOKENS)
-    tokens = [
-        *(pipeline.get("added_tokens") or ()),
-        *(settings.get("added_tokens_decoder") or {}).values(),
-    ]
+    checked_fields(pipeline, known, where=folder / TOKENIZER_JSON, optional=known, others=True)
+    checked_fields(
+        listed, dict.fromkeys(listed, FieldType("a whole number", is_integer)), where=folder / ADDED_TOKENS
+    )
+    tokens = [*(pipeline.get("added_tokens") or ()), *(settings.get("added_tokens_decoder") or {}).values()]
     return {*(token["content"] for token in tokens), *listed}
 
 
@@ -195,22 +195,60 @@ def _warn_of_added_tokens(folder: pathlib.Path, added: set[str]) -> None:
         )
 
 
-def write_tokenizer(checkpoint: Checkpoint, folder: pathlib.Path) -> None:
-    """Writes the vocabulary and, as Hugging Face does, a tokenizer_config.json beside it."""
-    if checkpoint.vocabulary is None and checkpoint.sentencepiece is None:
+def write_tokenizer(vocabulary: Vocabulary, folder: pathlib.Path, *, max_length: int = 512) -> None:
+    """Writes a vocabulary and, as Hugging Face does, a tokenizer_config.json beside it. An empty one has no files.
+
+    max_length: tokens that the model takes
+    """
+    if not vocabulary.has_tokens:
         return
-    settings: dict[str, Any] = {"model_max_length": checkpoint.config.max_length}
-    if checkpoint.merges is not None:
-        ids = {token: i for i, token in enumerate(checkpoint.vocabulary or ())}
+    settings: dict[str, Any] = {"model_max_length": max_length}
+    if vocabulary.merges is not None:
+        ids = {token: i for i, token in enumerate(vocabulary.tokens or ())}
         write_json(folder / VOCAB_JSON, ids)
-        lines = ("#version: 0.2", *checkpoint.merges)
+        lines = ("#version: 0.2", *vocabulary.merges)
         (folder / MERGES_TXT).write_bytes(("\n".join(lines) + "\n").encode())
-        write_json(folder / TOKENIZER_JSON, byte_level_pipeline(ids, checkpoint.merges))
+        write_json(folder / TOKENIZER_JSON, byte_level_pipeline(ids, vocabulary.merges))
         settings |= {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": False}
-    elif checkpoint.vocabulary is not None:
-        (folder / VOCAB_TXT).write_bytes(("\n".join(checkpoint.vocabulary) + "\n").encode())
-        settings |= {"tokenizer_class": "BertTokenizer", "do_lower_case": lower_cases(checkpoint)}
-    if checkpoint.sentencepiece is not None:
-        (folder / SENTENCEPIECE).write_bytes(checkpoint.sentencepiece)
-        settings |= {"tokenizer_class": "AlbertTokenizer", "do_lower_case": lower_cases(checkpoint)}
+    elif vocabulary.tokens is not None:
+        (folder / VOCAB_TXT).write_bytes(("\n".join(vocabulary.tokens) + "\n").encode())
+        settings |= {"tokenizer_class": "BertTokenizer", "do_lower_case": lower_cases(vocabulary)}
+    if vocabulary.sentencepiece is not None:
+        (folder / SENTENCEPIECE).write_bytes(vocabulary.sentencepiece)
+        settings |= {"tokenizer_class": "AlbertTokenizer", "do_lower_case": lower_cases(vocabulary)}
     write_json(folder / TOKENIZER_CONFIG, settings)
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Lower-casing, where the files do not say
+
+# A vocabulary counts as cased if at least this fraction of its tokens with letters has upper case. BERT's English cased
+# vocabulary has 0.31, the multilingual vocabulary 0.23, the uncased vocabulary 0, or 0.04 with domain terms in place of all
+# [unusedN].
+_CASED = 0.05
+_SPECIAL_TOKEN = re.compile(r"[\[<].*[\]>]")
+
+
+def lower_cases(vocabulary: Vocabulary) -> bool:
+    """True to lower-case text. If the files do not say, guesses from the tokens and warns.
+
+    Raises ValueError if a SentencePiece model is damaged.
+    """
+    if vocabulary.lower_case is not None:
+        return vocabulary.lower_case
+    tokens = vocabulary.tokens
+    if tokens is None and vocabulary.sentencepiece is not None:
+        from bert_keras.text.sentencepiece import SentencePiece
+
+        tokens = SentencePiece(vocabulary.sentencepiece).vocabulary
+    plain = [token for token in tokens or () if not _SPECIAL_TOKEN.fullmatch(token)]
+    lettered = [token for token in plain if token.lower() != token.upper()]
+    upper = sum(token != token.lower() for token in lettered)
+    guessed = upper < _CASED * max(1, len(lettered))
+    where = f"the files of {vocabulary.file} do" if vocabulary.file else "the vocabulary's files do"
+    warnings.warn(
+        f"{where} not say whether to lower-case text; guessed lower_case={guessed}: {upper:,} of its {len(lettered):,} tokens "
+        'with letters have upper case. To choose, set "do_lower_case" in a tokenizer_config.json beside the vocabulary.',
+        stacklevel=1,  # always this line, so that Python warns once
+    )
+    return guessed

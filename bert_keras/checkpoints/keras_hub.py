@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from bert_keras.checkpoints.letter_case import lower_cases
-from bert_keras.checkpoints.variables import (
+from bert_keras.checkpoints.checkpoint import (
     EINSUM,
     ORIGINAL,
     Checkpoint,
     Format,
     Names,
-    Source,
+    OpenFile,
     slashed,
     variable_shapes,
 )
+from bert_keras.checkpoints.hugging_face_tokenizer import lower_cases
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError, first_line
 from bert_keras.io.json_files import (
@@ -28,14 +28,14 @@ from bert_keras.io.json_files import (
     NUMBER,
     OBJECT,
     TEXT,
-    Kind,
+    FieldType,
+    checked_fields,
     list_of,
     or_null,
     read_object,
-    short,
-    typed,
+    shortened,
 )
-from bert_keras.text.vocabulary_files import Vocabulary, read_pieces, refuse_other_ids
+from bert_keras.text.vocabulary import Vocabulary, read_pieces, refuse_other_ids
 
 _TABLE = {
     "embeddings/word_embeddings": "token_embedding/embeddings",
@@ -54,9 +54,8 @@ _TABLE = {
 }
 _WEIGHTS = ("model.weights.h5", "model.weights.json")  # the second lists shards
 _HEADS = "task.weights.h5"  # its tensors are in no table
-_FILES = Kind(
-    "a file's name or a list of such",
-    lambda value: TEXT.accepts(value) or list_of(TEXT).accepts(value),
+_FILES = FieldType(
+    "a file's name or a list of such", lambda value: TEXT.accepts(value) or list_of(TEXT).accepts(value)
 )
 _KEYS = {
     "vocabulary_size": "vocab_size",
@@ -102,15 +101,11 @@ def _load_config(folder: pathlib.Path) -> BertConfig:
     content = read_object(path)
     if content.get("class_name") != "BertBackbone" or not isinstance(content.get("config"), dict):
         raise BertKerasError(
-            f"{path} is of class {short(content.get('class_name'))}; wanted a KerasHub BertBackbone."
+            f"{path} is of class {shortened(content.get('class_name'))}; wanted a KerasHub BertBackbone."
         )
     fields = content["config"]
-    typed(
-        fields,
-        dict.fromkeys(_KEYS, NUMBER),
-        where=f"the config of {path}",
-        others=True,
-        optional=_KEYS,
+    checked_fields(
+        fields, dict.fromkeys(_KEYS, NUMBER), where=f"the config of {path}", others=True, optional=_KEYS
     )
     if "Quantized" in json.dumps(fields.get("dtype")):
         raise BertKerasError(f"the dtype in {path} is quantized; wanted a preset with float weights.")
@@ -135,7 +130,7 @@ def _backbone(config: BertConfig) -> Any:
 
 
 @contextlib.contextmanager
-def _open(folder: pathlib.Path, config: BertConfig) -> Iterator[Source]:
+def _open(folder: pathlib.Path, config: BertConfig) -> Iterator[OpenFile]:
     file = next(folder / name for name in _WEIGHTS if (folder / name).is_file())
     if file.suffix == ".json":
         _check_shards(file)
@@ -153,17 +148,19 @@ def _open(folder: pathlib.Path, config: BertConfig) -> Iterator[Source]:
     variables = {variable.path: variable for variable in backbone.weights}
     shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
     shapes |= _heads(folder / _HEADS)
-    yield Source(file=file, shapes=shapes, get=lambda name: np.array(variables[name].numpy()))
+    yield OpenFile(file=file, shapes=shapes, get=lambda name: np.array(variables[name].numpy()))
 
 
 def _check_shards(file: pathlib.Path) -> None:
     """Raises BertKerasError for a list of shards with a file outside its folder, which Keras would open."""
-    content = typed(read_object(file), {"weight_map": OBJECT}, where=file, others=True)
+    content = checked_fields(read_object(file), {"weight_map": OBJECT}, where=file, others=True)
     names = content["weight_map"].values()
-    typed({"weight_map": list(names)}, {"weight_map": list_of(_FILES)}, where=file)
+    checked_fields({"weight_map": list(names)}, {"weight_map": list_of(_FILES)}, where=file)
     for name in {name for found in names for name in (found if isinstance(found, list) else [found])}:
         if pathlib.PurePath(name).name != name or not (file.parent / name).is_file():
-            raise BertKerasError(f"{file} names the shard {short(name)}, which is not a file in its folder.")
+            raise BertKerasError(
+                f"{file} names the shard {shortened(name)}, which is not a file in its folder."
+            )
 
 
 def _heads(file: pathlib.Path) -> dict[str, tuple[int, ...]]:
@@ -191,18 +188,18 @@ def _load_tokenizer(folder: pathlib.Path) -> Vocabulary:
     settings = folder / "tokenizer.json"
     lower_case = None
     if settings.is_file():
-        content = typed(
+        content = checked_fields(
             read_object(settings), {"config": OBJECT}, where=settings, optional=("config",), others=True
         )
         lower_case = _lower_case_of(content.get("config", {}), settings)
     pieces = read_pieces(path) if path.is_file() else None
-    return Vocabulary(pieces=pieces, lower_case=lower_case, file=str(path))
+    return Vocabulary(tokens=pieces, lower_case=lower_case, file=str(path))
 
 
 def _lower_case_of(config: Mapping[str, Any], where: pathlib.Path) -> bool | None:
     """The case of a preset's tokenizer. Raises BertKerasError for a setting that gives other ids; warns of accents that stay."""
     known = {"lowercase": or_null(FLAG), "strip_accents": or_null(FLAG)}
-    typed(config, known, where=where, optional=known, others=True)
+    checked_fields(config, known, where=where, optional=known, others=True)
     lower_case, strips = config.get("lowercase"), config.get("strip_accents")
     accents = (None, False, True) if lower_case else (None, False)
     refuse_other_ids(config, _TOKENIZER_SETTINGS | {"strip_accents": accents}, where=where)
@@ -217,7 +214,8 @@ def _lower_case_of(config: Mapping[str, Any], where: pathlib.Path) -> bool | Non
 
 
 def _save(checkpoint: Checkpoint, names: Names, tensors: dict[str, np.ndarray], folder: pathlib.Path) -> None:
-    others = {"byte-level BPE": checkpoint.merges, "SentencePiece": checkpoint.sentencepiece}
+    vocabulary = checkpoint.vocabulary
+    others = {"byte-level BPE": vocabulary.merges, "SentencePiece": vocabulary.sentencepiece}
     if other := next((name for name, found in others.items() if found is not None), None):
         raise BertKerasError(
             f"a keras-hub preset of BERT has no {other} tokenizer; write hugging-face, or leave the tokenizer out."
@@ -230,10 +228,10 @@ def _save(checkpoint: Checkpoint, names: Names, tensors: dict[str, np.ndarray], 
             )
         variable.assign(tensors[variable.path])
     backbone.save_to_preset(str(folder))
-    if checkpoint.vocabulary is not None:
-        lower_case = lower_cases(checkpoint)
+    if vocabulary.tokens is not None:
+        lower_case = lower_cases(vocabulary)
         tokenizer = keras_hub().models.BertTokenizer(
-            vocabulary=list(checkpoint.vocabulary), lowercase=lower_case, strip_accents=lower_case
+            vocabulary=list(vocabulary.tokens), lowercase=lower_case, strip_accents=lower_case
         )
         tokenizer.save_to_preset(str(folder))
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from bert_keras.checkpoints.assignment import assign
+from bert_keras.checkpoints.checkpoint import Checkpoint, Format, Names
 from bert_keras.checkpoints.keras_hub import keras_hub
-from bert_keras.checkpoints.variables import Checkpoint, Format, Names
+from bert_keras.checkpoints.weights import assign
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingPackageError
 from bert_keras.features import (

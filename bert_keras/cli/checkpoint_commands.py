@@ -8,12 +8,7 @@ import itertools
 import json
 import os
 
-from bert_keras.cli.console import (
-    PATH,
-    Command,
-    start,
-    table,
-)
+from bert_keras.cli.console import PATH, Command, start, table
 
 MODELS_NOTES = """Every command that reads the weights of a checkpoint takes the path of a folder, a name or an address:
   bert-base-uncased                   a model of this list
@@ -51,13 +46,13 @@ def _run_convert(args: argparse.Namespace) -> None:
     start()
     from bert_keras import checkpoints
     from bert_keras.checkpoints.hugging_face import TOP
-    from bert_keras.io.atomic_folders import check_folder
-    from bert_keras.io.paths import path_of
+    from bert_keras.io.folders import check_folder
+    from bert_keras.io.paths import to_path
 
     checkpoints.format_named(args.format)
-    check_folder(path_of(args.target))
+    check_folder(to_path(args.target))
     source = checkpoints.resolve(args.source)
-    form = checkpoints.format_of(source)
+    form = checkpoints.find_format(source)
     # Google and Model Garden have no library that runs here.
     path, compared = (args.target, args.format) if form in ("google", "model-garden") else (source, form)
     if args.check:
@@ -85,7 +80,7 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_models(args: argparse.Namespace) -> None:
-    from bert_keras.checkpoints.known_models import KNOWN
+    from bert_keras.checkpoints.published import KNOWN
 
     if args.json:
         print(json.dumps([model.to_json() for model in KNOWN.values()]))

@@ -3,9 +3,11 @@
 import argparse
 import contextlib
 import io
+import math
 import os
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -20,6 +22,7 @@ SEVERAL: dict[str, Any] = {
     "nargs": "+",
     "action": "extend",
 }  # several values after a flag, which may be repeated
+SECONDS, PARTS = 30.0, 100  # between two lines about long work; the most lines about it
 # Errors that are printed in one line. Any other error is a bug and keeps its traceback.
 EXPECTED = (BertKerasError, OSError)
 
@@ -41,6 +44,31 @@ class Command(NamedTuple):
     run: Callable[[argparse.Namespace], None]
     notes: str = ""
     trains: bool = False
+
+
+# Flags of every command.
+COMMON = {
+    "--debug": "show the traceback of an error",
+    "--quiet": "print only results, warnings and errors, without progress",
+}
+
+
+def add_parser(group: Any, name: str, help: str, *, epilog: str = "") -> argparse.ArgumentParser:
+    """Adds a parser with the flags of every command.
+
+    group: of subparsers; epilog: follows the flags in its help
+    """
+    made = group.add_parser(
+        name,
+        help=help,
+        description=help[0].upper() + help[1:] + ".",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    for flag, text in COMMON.items():
+        made.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=text)
+    return made
 
 
 def open_closed_streams() -> None:
@@ -181,7 +209,7 @@ def start(*, deterministic: bool = False, join: Callable[[], Any] = lambda: None
         except ImportError as error:
             raise MissingPackageError(f"{error}; pip install tensorflow.") from error
 
-        import bert_keras.text.text_ops  # noqa: F401 (tensorflow-text, or an error that names the package)
+        import bert_keras.text.normal_forms  # noqa: F401 (tensorflow-text, or an error that names the package)
 
         join()
         tf.config.list_logical_devices()
@@ -204,16 +232,84 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str |
     Console(markup=False, emoji=False, highlight=False, width=width).print(made)
 
 
-@contextlib.contextmanager
-def progress(text: str, total: int | None) -> Iterator[Any]:
-    """Shows a progress bar on standard error if that `shows_bars`; yields the function that advances it."""
-    from rich.console import Console
-    from rich.progress import Progress
+def duration(seconds: float) -> str:
+    """Seconds as a person reads them: 45 s, 3 min 20 s, 1 h 12 min."""
+    whole = math.ceil(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
-    console = Console(stderr=True)
-    # Without the redirect, answers that are printed while the bar runs go to standard output.
-    with Progress(
-        console=console, disable=not shows_bars(sys.stderr), transient=True, redirect_stdout=False
-    ) as bar:
-        job = bar.add_task(text, total=total)
-        yield lambda done: bar.update(job, advance=done)
+
+class Pace:
+    """Decides when a line about long work is due, at most every SECONDS and at most PARTS times, and measures its speed.
+
+    total: steps or examples; None where their number is not known
+    """
+
+    def __init__(self, total: int | None) -> None:
+        self._total = total
+        self._began = self._said = time.monotonic()
+        self._done = self._first = 0
+
+    def due(self, done: int) -> bool:
+        """True if it is time for a line after `done` of `total`; the work's end has its own line. Call it after each step."""
+        now = time.monotonic()
+        if not self._first:  # the first step also traces the graph
+            self._first, self._began = done, now
+        if now - self._said < SECONDS:
+            return False
+        if self._total is not None and ((done - self._done) * PARTS < self._total or done >= self._total):
+            return False
+        self._said, self._done = now, done
+        return done > self._first
+
+    def speed(self, done: int) -> float:
+        """Steps a second after the first step."""
+        return (done - self._first) / max(time.monotonic() - self._began, 1e-9)
+
+
+def counter(
+    text: str, total: int | None, *, log: Callable[[str], None], unit: str = "examples"
+) -> Callable[[int], None]:
+    """A function to call with the number of units done: it logs `evaluating: 12,000 of 40,000 examples, 2 min 5 s left`."""
+    pace, done = Pace(total), 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if not pace.due(done):
+            return
+        if total is None:
+            log(f"{text}: {done:,} {unit}")
+        else:
+            log(f"{text}: {done:,} of {total:,} {unit}, {duration((total - done) / pace.speed(done))} left")
+
+    return advance
+
+
+@contextlib.contextmanager
+def progress(text: str, total: int | None, *, unit: str = "examples") -> Iterator[Callable[[int], None]]:
+    """Yields the function to call with the number of units done; it reports on standard error.
+
+    In a terminal it shows Keras' progress bar, elsewhere lines; nothing with --quiet.
+    """
+    if not shows_bars(sys.stderr):
+        yield counter(text, total, log=note, unit=unit)
+        return
+    import keras
+
+    with contextlib.redirect_stdout(sys.stderr):  # where Keras writes; answers go to standard output
+        bar = keras.utils.Progbar(total, unit_name=unit)
+
+    def advance(done: int) -> None:
+        with contextlib.redirect_stdout(sys.stderr):
+            bar.add(done)
+
+    note(text)
+    try:
+        yield advance
+    finally:
+        if total is None:  # else Keras ends the line
+            note("")

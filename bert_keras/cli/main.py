@@ -13,7 +13,9 @@ from absl import app
 from absl.flags import argparse_flags
 
 from bert_keras.cli.console import (
+    COMMON,
     Command,
+    add_parser,
     flush_streams,
     one_line_errors,
     open_closed_streams,
@@ -26,10 +28,10 @@ from bert_keras.io.signals import interruptible, terminable
 COMMANDS = {
     "finetune": "bert_keras.tasks.commands.finetuning",
     "pretrain": "bert_keras.tasks.commands.pretraining",
-    "instances": "bert_keras.tasks.commands.instances",
+    "instances": "bert_keras.tasks.commands.data",
     "plan": "bert_keras.tasks.commands.pretraining",
-    "vocab": "bert_keras.tasks.commands.instances",
-    "triviaqa": "bert_keras.tasks.commands.triviaqa",
+    "vocab": "bert_keras.tasks.commands.data",
+    "triviaqa": "bert_keras.tasks.commands.data",
     "ablate": "bert_keras.tasks.commands.study",
     "probe": "bert_keras.tasks.commands.study",
     "protocol": "bert_keras.tasks.commands.study",
@@ -41,16 +43,10 @@ COMMANDS = {
     "hub": "bert_keras.savedmodels.commands",
     "serve": "bert_keras.savedmodels.commands",
     "convert": "bert_keras.cli.checkpoint_commands",
-    "features": "bert_keras.tasks.commands.vectors",
+    "features": "bert_keras.tasks.commands.data",
     "demo": "bert_keras.savedmodels.commands",
     "info": "bert_keras.savedmodels.commands",
     "models": "bert_keras.cli.checkpoint_commands",
-}
-
-# Flags of every command.
-COMMON = {
-    "--debug": "show the traceback of an error",
-    "--quiet": "print only results, warnings and errors, without progress",
 }
 
 EXAMPLES = """examples:
@@ -112,16 +108,12 @@ def parser(names: Sequence[str]) -> argparse.ArgumentParser:
     group = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in names:
         command: Command = importlib.import_module(COMMANDS[name]).COMMANDS[name]
-        own = group.add_parser(
+        own = add_parser(
+            group,
             name,
-            help=command.help,
-            description=command.help[0].upper() + command.help[1:] + ".",
+            command.help,
             epilog=f"{command.notes}example:\n  bert-keras {name} {command.example}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
         )
-        for flag, text in COMMON.items():
-            own.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=text)
         command.add_flags(own)
         own.set_defaults(run_command=command.run, trains=command.trains)
     return made

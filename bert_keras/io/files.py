@@ -1,4 +1,4 @@
-"""Atomic writes of files, and a lock that lets one process at a time write an output.
+"""Atomic writes of files, a lock that lets one process at a time write an output, and TensorFlow's errors as Python's.
 
 In: a path and a way to write it. Out: the file, synced to disk; after an error, nothing has changed.
 """
@@ -15,20 +15,17 @@ from typing import Any
 
 import filelock
 
-from bert_keras.errors import BertKerasError
-from bert_keras.io.remote_paths import RemotePath, refuse_remote
+from bert_keras.errors import BertKerasError, first_line
+from bert_keras.io.paths import RemotePath, refuse_remote
 
 TEMPORARY = ".tmp"  # the suffix of an incomplete file
-# .NAME.PROCESS.tmp, with a hexadecimal number on remote file systems; in earlier versions 00002.tfrecord.PROCESS.tmp and
-# 00002.tmp.
-_TEMPORARY_NAME = re.compile(
-    r"\..+\.([0-9]+|[0-9a-f]{32})\.tmp|.+\.[A-Za-z]+\.[0-9]+\.tmp|[0-9]{5}\.tmp", re.DOTALL
-)
+# .NAME.PROCESS.tmp, with a hexadecimal number on remote file systems.
+_TEMPORARY_NAME = re.compile(r"\..+\.([0-9]+|[0-9a-f]{32})\.tmp", re.DOTALL)
 LOCK = ".lock"  # held while its folder is written
 
 
 @contextlib.contextmanager
-def whole_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
+def atomic_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """A temporary file to write; at the end it is synced and renamed to `path`, or removed after an error.
 
     The temporary file of a remote path is on the local disk, and is uploaded at the end.
@@ -52,7 +49,7 @@ def whole_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
 def write_json(path: pathlib.Path, content: Any) -> None:
     """Writes strict JSON atomically. Raises ValueError on NaN and infinity, which JSON does not have."""
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
-    with whole_file(path) as temporary:
+    with atomic_file(path) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
 
 
@@ -66,7 +63,7 @@ def sync(path: pathlib.Path) -> None:
 
 
 def is_temporary(path: pathlib.Path) -> bool:
-    """True for a file with a name that `whole_file` gives, or gave in earlier versions, to an incomplete file."""
+    """True for a file with a name that `atomic_file` gives to an incomplete file."""
     return _TEMPORARY_NAME.fullmatch(path.name) is not None and path.is_file()
 
 
@@ -114,7 +111,51 @@ def digest(parts: Iterable[bytes | str]) -> str:
     return found.hexdigest()
 
 
-def digest_of_file(path: pathlib.Path) -> str:
+def digest_file(path: pathlib.Path) -> str:
     """SHA-256 of a file's bytes."""
     with path.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+# -----------------------------------------------------------------------------------------------------------
+# TensorFlow's errors as Python's
+
+
+@contextlib.contextmanager
+def file_errors() -> Iterator[None]:
+    """Turns TensorFlow's write errors, such as a full disk, into an OSError of one line."""
+    import tensorflow as tf
+
+    errors = tf.errors
+    try:
+        yield
+    except (
+        errors.UnavailableError,
+        errors.AbortedError,
+        errors.CancelledError,
+        errors.DeadlineExceededError,
+    ):
+        raise  # of another process, not of a file
+    except errors.OpError as error:
+        reason = re.sub(r"^\{\{.*?\}\} | \[Op:\w+\]", "", first_line(error))  # without the graph's nodes
+        raise OSError(f"cannot write {reason}") from error
+
+
+@contextlib.contextmanager
+def data_errors() -> Iterator[None]:
+    """Turns TensorFlow's errors about the elements of a tf.data.Dataset into a BertKerasError.
+
+    They are a BertKerasError that Python code raised inside the data set, and an object that is no tensor, such as None.
+    """
+    import tensorflow as tf
+
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if ours := re.search(rf"\b{BertKerasError.__name__}: (.*)", str(error)):
+            raise BertKerasError(ours[1]) from None  # its traceback is TensorFlow's
+        if other := re.search(r"Unsupported object type (\w+)", str(error)):
+            raise BertKerasError(
+                f"an element of the data set has a {other[1]} where its specification has a string or a number; give one."
+            ) from error
+        raise

@@ -5,6 +5,7 @@ In: a file, or text. Out: plain values, or BertKerasError in one line: the file,
 
 import json
 import math
+import operator
 import pathlib
 import re
 import reprlib
@@ -12,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.io.paths import path_of
+from bert_keras.io.paths import to_path
 
 MAX_JSON_BYTES = 50_000_000  # of one file; the largest published tokenizer.json has 33 million
 MAX_JSON_DEPTH = 64  # lists and objects inside each other
@@ -21,7 +22,7 @@ _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
 
 
-def short(value: Any) -> str:
+def shortened(value: Any) -> str:
     """A value for an error, cut to one line."""
     return _SHORT.repr(value)
 
@@ -56,7 +57,7 @@ def _check_depth(value: Any) -> None:
 
 def read_json(path: str | pathlib.Path) -> Any:
     """The value of a JSON file of at most MAX_JSON_BYTES. Raises FileNotFoundError, or BertKerasError."""
-    path = path_of(path)
+    path = to_path(path)
     if not path.is_file():
         raise MissingFileError(f"there is no file {path}.")
     raw = read_bounded(path, MAX_JSON_BYTES)
@@ -96,21 +97,21 @@ _NAMES = {
 
 
 def _named(value: Any) -> str:
-    return f"{_NAMES.get(type(value), 'null')}, {short(value)}"
+    return f"{_NAMES.get(type(value), 'null')}, {shortened(value)}"
 
 
 # -----------------------------------------------------------------------------------------------------------
 # Fields
 
 
-class Kind(NamedTuple):
+class FieldType(NamedTuple):
     """The values that a field may have: in words for an error, and as a test."""
 
     wanted: str
     accepts: Callable[[Any], bool]
 
 
-def is_whole(value: Any) -> bool:
+def is_integer(value: Any) -> bool:
     """True for a whole number; a bool is not a number."""
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -122,55 +123,85 @@ def is_finite(value: Any) -> bool:
     return (isinstance(value, int) or math.isfinite(value)) and abs(value) <= 3.4e38
 
 
-TEXT = Kind("text", lambda value: isinstance(value, str))
-FLAG = Kind("true or false", lambda value: isinstance(value, bool))
-NUMBER = Kind("a finite number", is_finite)
-MEASURE = Kind(
+TEXT = FieldType("text", lambda value: isinstance(value, str))
+FLAG = FieldType("true or false", lambda value: isinstance(value, bool))
+INTEGER = FieldType("a whole number", is_integer)
+NUMBER = FieldType("a finite number", is_finite)
+MEASURE = FieldType(
     "a number", lambda value: isinstance(value, int | float) and not isinstance(value, bool)
 )  # NaN too
-OBJECT = Kind("an object of named fields", lambda value: isinstance(value, dict))
-ANYTHING = Kind("a value", lambda value: True)
+OBJECT = FieldType("an object of named fields", lambda value: isinstance(value, dict))
+ANYTHING = FieldType("a value", lambda value: True)
+
+_BOUNDS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
+    "at_least": ("of at least", operator.ge),
+    "over": ("over", operator.gt),
+    "at_most": ("at most", operator.le),
+    "below": ("below", operator.lt),
+}
 
 
-def whole(least: int, most: int) -> Kind:
-    """Whole numbers in a range, both ends included."""
-    return Kind(
-        f"a whole number of at least {least:,} and at most {most:,}",
-        lambda value: is_whole(value) and least <= value <= most,
+def within(kind: FieldType, **bounds: float | None) -> FieldType:
+    """Numbers of a kind inside bounds. bounds: keys of _BOUNDS; None is no bound."""
+    known = {name: bound for name, bound in bounds.items() if bound is not None}
+    words = [
+        f"{_BOUNDS[name][0]} {f'{bound:,}' if isinstance(bound, int) else f'{bound:,g}'}"
+        for name, bound in known.items()
+    ]
+    return FieldType(
+        " ".join([kind.wanted, " and ".join(words)]).strip(),
+        lambda value: kind.accepts(value) and all(_BOUNDS[name][1](value, known[name]) for name in known),
     )
 
 
-def one_of(values: Collection[str]) -> Kind:
+def integer(least: int, most: int) -> FieldType:
+    """Whole numbers in a range, both ends included."""
+    return within(INTEGER, at_least=least, at_most=most)
+
+
+def one_of(values: Collection[str]) -> FieldType:
     """One of several words."""
-    return Kind(
+    return FieldType(
         f"one of {', '.join(values)}", lambda value: isinstance(value, str) and value in tuple(values)
     )
 
 
-def list_of(kind: Kind) -> Kind:
+def list_of(kind: FieldType) -> FieldType:
     """A list, or one of our tuples, with values of one kind."""
-    return Kind(
+    return FieldType(
         f"a list, each item {kind.wanted}",
         lambda value: isinstance(value, list | tuple) and all(map(kind.accepts, value)),
     )
 
 
-def object_of(kind: Kind) -> Kind:
+def fixed_list(*kinds: FieldType) -> FieldType:
+    """A list, or one of our tuples, with one value of each kind."""
+    return FieldType(
+        f"a list of {' and '.join(kind.wanted for kind in kinds)}",
+        lambda value: (
+            isinstance(value, list | tuple)
+            and len(value) == len(kinds)
+            and all(kind.accepts(item) for kind, item in zip(kinds, value, strict=True))
+        ),
+    )
+
+
+def object_of(kind: FieldType) -> FieldType:
     """An object whose values are of one kind."""
-    return Kind(
+    return FieldType(
         f"an object, each value {kind.wanted}",
         lambda value: isinstance(value, dict) and all(map(kind.accepts, value.values())),
     )
 
 
-def or_null(kind: Kind) -> Kind:
-    """The same kind, or null."""
-    return Kind(f"{kind.wanted}, or null", lambda value: value is None or kind.accepts(value))
+def or_null(kind: FieldType, null: str = "null") -> FieldType:
+    """The same kind, or null. null: its name in an error."""
+    return FieldType(f"{kind.wanted}, or {null}", lambda value: value is None or kind.accepts(value))
 
 
-def typed(
+def checked_fields(
     fields: Any,
-    kinds: Mapping[str, Kind],
+    kinds: Mapping[str, FieldType],
     *,
     where: object,
     optional: Collection[str] = (),
@@ -191,9 +222,9 @@ def typed(
             if name not in optional:
                 raise BertKerasError(f"{where}: {name!r} is missing; wanted {kind.wanted}.")
         elif not kind.accepts(fields[name]):
-            raise BertKerasError(f"{where}: {name} is {short(fields[name])}; wanted {kind.wanted}.")
+            raise BertKerasError(f"{where}: {name} is {shortened(fields[name])}; wanted {kind.wanted}.")
     if not others and (unknown := [name for name in fields if name not in kinds]):
         raise BertKerasError(
-            f"{where}: unknown field {short(unknown[0])}; the fields are {', '.join(kinds)}."
+            f"{where}: unknown field {shortened(unknown[0])}; the fields are {', '.join(kinds)}."
         )
     return {name: fields[name] for name in kinds if name in fields}

@@ -2,9 +2,12 @@
 
     inputs -> BertEncoder -> vectors [B, S, K, H] -> FeatureBiLSTM -> states [B, S, W] -> a task's head
 
-`FrozenNetwork` cuts a task's model at the vectors: they are computed once, and only the part above them is trained.
+`FrozenNetwork` cuts a task's model at the vectors: they are computed once, and only the part above them is trained. That part
+needs no encoder: `StoredVectors` stands in its place.
 
-Source: Devlin et al. 2019, sec. 5.3.
+`LayerMix` combines layers alone, without a BiLSTM.
+
+Sources: Devlin et al. 2019, sec. 5.3 and Table 7; Peters et al. 2018 (ELMo), eq. 1.
 """
 
 import dataclasses
@@ -15,16 +18,10 @@ import keras
 from keras import ops
 
 from bert_keras.config import BertConfig
-from bert_keras.features import (
-    EMBEDDING_OUTPUT,
-    ENCODER_OUTPUTS,
-    INPUT_MASK,
-    POOLED_OUTPUT,
-    SEQUENCE_OUTPUT,
-)
+from bert_keras.errors import BertKerasError
+from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_OUTPUTS, INPUT_MASK, POOLED_OUTPUT, SEQUENCE_OUTPUT
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.layer_choices import check_layers, is_mixed, places_of
-from bert_keras.model.layer_mix import ScalarMix
 from bert_keras.model.layers import wide
 
 VECTORS = "vectors"  # the feature of a data set whose vectors were computed before
@@ -128,21 +125,46 @@ class FeatureBiLSTM(keras.layers.Layer):
         return {**self.settings, "name": self.name, "dtype": policy, "trainable": self.trainable}
 
 
+class StoredVectors(keras.layers.Layer):
+    """Stands in the graph of a model for an encoder whose vectors were computed before. It has no weights and computes nothing.
+
+    config: the encoder's
+    num_vectors: K, the layers of the encoder that are read
+    """
+
+    def __init__(self, config: BertConfig, *, num_vectors: int, dtype: Any = None) -> None:
+        super().__init__(name="stored_vectors", dtype=dtype)
+        self.config, self._shape = config, (num_vectors, config.hidden_size)
+
+    def compute_output_spec(self, inputs: Mapping[str, Any]) -> keras.KerasTensor:
+        """Symbolic Features [B, S] -> vectors [B, S, K, H]."""
+        return keras.KerasTensor((*inputs[INPUT_MASK].shape, *self._shape), self.compute_dtype)
+
+    def call(self, inputs: Mapping[str, Any]) -> Any:
+        raise BertKerasError("this model has no encoder; give the vectors of its inputs too.")
+
+
 class FeatureEncoder:
     """A frozen encoder with a FeatureBiLSTM on it, in the form in which `Problem.model` reads an encoder.
 
-    encoder: made with OUTPUTS; it is frozen here
+    encoder: made with OUTPUTS; it is frozen here. A config alone makes a model without an encoder, for stored vectors
     settings: the arguments of FeatureBiLSTM
+    dtype: the policy of a model without an encoder
 
     The head has the dropout `lstm_dropout`. Raises BertKerasError for layers that the encoder lacks.
     """
 
-    def __init__(self, encoder: BertEncoder, **settings: Any) -> None:
-        encoder.trainable = False
-        self.encoder, self.dtype_policy = encoder, encoder.dtype_policy
-        config = encoder.config
+    def __init__(self, encoder: BertEncoder | BertConfig, *, dtype: Any = None, **settings: Any) -> None:
+        config = encoder if isinstance(encoder, BertConfig) else encoder.config
         self.places = places_of(settings["feature_layers"], num_layers=config.num_layers)
-        self.bilstm = FeatureBiLSTM(**settings, dtype=encoder.dtype_policy)
+        if isinstance(encoder, BertConfig):
+            self._vectors: Any = StoredVectors(encoder, num_vectors=len(self.places), dtype=dtype)
+            self.dtype_policy = self._vectors.dtype_policy
+        else:
+            encoder.trainable = False
+            self._encoder, self._vectors = encoder, self._of_encoder
+            self.dtype_policy = encoder.dtype_policy
+        self.bilstm = FeatureBiLSTM(**settings, dtype=self.dtype_policy)
         width = self.bilstm.compute_output_shape((None, None, len(self.places), config.hidden_size))[-1]
         # Heads read the width of the states, the dropout and `causal`.
         self.config = dataclasses.replace(
@@ -154,17 +176,19 @@ class FeatureEncoder:
             classifier_dropout=settings["lstm_dropout"],
         )
 
+    def _of_encoder(self, inputs: Mapping[str, Any]) -> Any:
+        outputs = self._encoder(inputs)
+        every = [outputs[EMBEDDING_OUTPUT], *outputs[ENCODER_OUTPUTS]]
+        return ops.stack([every[place] for place in self.places], axis=2)
+
     def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Symbolic Features -> sequence_output [B, S, W] and pooled_output [B, W], the maximum over a text's tokens.
 
         Conneau et al. 2017 (InferSent, sec. 4) found the maximum over a BiLSTM's states better than their mean. For a row
         without a token, it is 0.
         """
-        outputs = self.encoder(inputs)
-        every = [outputs[EMBEDDING_OUTPUT], *outputs[ENCODER_OUTPUTS]]
-        vectors = ops.stack([every[place] for place in self.places], axis=2)
         real = inputs[INPUT_MASK] > 0
-        states = self.bilstm(vectors, real)
+        states = self.bilstm(self._vectors(inputs), real)
         pooled = ops.max(ops.where(ops.expand_dims(real, -1), states, float("-inf")), axis=1)
         pooled = ops.where(ops.any(real, axis=1, keepdims=True), pooled, 0)
         return {SEQUENCE_OUTPUT: states, POOLED_OUTPUT: pooled}
@@ -214,3 +238,84 @@ class FrozenNetwork:
         vectors = ops.convert_to_tensor(inputs[VECTORS])
         rows = ops.reshape(vectors, (-1, ops.shape(vectors)[-3], *vectors.shape[-2:]))
         return self._above([*features, rows], training=training)
+
+
+@keras.saving.register_keras_serializable("bert_keras")
+class ScalarMix(keras.layers.Layer):
+    """gamma * sum over k of softmax(weights)_k * x_k: float [..., K, H] -> [..., H] (Peters et al. 2018, ELMo, eq. 1).
+
+    All weights start equal; gamma starts at 1.
+    """
+
+    def build(self, input_shape: Any) -> None:
+        """Creates both variables: weights [K], gamma []."""
+        self.weight = self.add_weight(shape=(input_shape[-2],), initializer="zeros", name="weight")
+        self.gamma = self.add_weight(shape=(), initializer="ones", name="gamma")
+        self.built = True
+
+    def call(self, x: Any) -> Any:
+        """Float [..., K, H] -> [..., H]."""
+        return self.gamma * ops.sum(ops.softmax(self.weight)[:, None] * x, axis=-2)
+
+    def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
+        """[..., K, H] -> [..., H]."""
+        return (*input_shape[:-2], input_shape[-1])
+
+
+@keras.saving.register_keras_serializable("bert_keras")
+class LayerMix(keras.layers.Layer):
+    """One vector for each token from several layers of an encoder.
+
+    layers: a row of the paper's Table 7: "embeddings", "second_to_last", "last", "concat_last_four", and
+        "weighted_sum_last_four" and "weighted_sum_all", whose weights are learned and start equal; or numbers of layers to
+        concatenate, such as "9" or "9,10,11,12", where 0 is the embeddings
+
+    Raises BertKerasError for other layers, and where it is called on outputs that lack the layers.
+    """
+
+    def __init__(self, layers: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        check_layers(layers)
+        self.layers = layers
+        self.mix = (
+            ScalarMix(name="mix", trainable=self.trainable, dtype=self.dtype_policy)
+            if is_mixed(layers)
+            else None
+        )
+
+    def build(self, input_shape: Mapping[str, Any]) -> None:
+        """Creates the weights of a weighted sum."""
+        shapes = self._chosen(input_shape)
+        if self.mix is not None:
+            self.mix.build((*shapes[0][:-1], len(shapes), shapes[0][-1]))
+        self.built = True
+
+    def call(self, outputs: Mapping[str, Any]) -> Any:
+        """The encoder's outputs -> float [B, S, H], or [B, S, n * H] for n concatenated layers.
+
+        outputs: of an encoder with the outputs "embedding_output" and "encoder_outputs"
+        """
+        chosen = self._chosen(outputs)
+        if self.mix is None:
+            return ops.concatenate(chosen, axis=-1)
+        return self.mix(ops.stack(chosen, axis=-2))
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+        """The encoder's mask bool [B, S], True on tokens: every output has the same one."""
+        masks = [mask for mask in keras.tree.flatten(previous_mask) if mask is not None]
+        return masks[0] if masks else None
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return super().get_config() | {"layers": self.layers}
+
+    def _chosen(self, outputs: Any) -> list[Any]:
+        """The chosen outputs, or their shapes."""
+        names = [*outputs] if isinstance(outputs, Mapping) else [type(outputs).__name__]
+        if missing := [name for name in (EMBEDDING_OUTPUT, ENCODER_OUTPUTS) if name not in names]:
+            raise BertKerasError(
+                f"LayerMix got {', '.join(names)}, without {' and '.join(missing)}; call it on the outputs of an encoder made "
+                f'with outputs=["{EMBEDDING_OUTPUT}", "{ENCODER_OUTPUTS}"].'
+            )
+        every = [outputs[EMBEDDING_OUTPUT], *outputs[ENCODER_OUTPUTS]]
+        return [every[place] for place in places_of(self.layers, num_layers=len(every) - 1)]

@@ -1,4 +1,4 @@
-"""The heads of an encoder: each turns its outputs into logits, float32 or wider.
+"""The heads of an encoder: each turns its outputs into logits, float32 or wider; and the mean of a text's states as a layer.
 
 MaskedLMHead        sequence [B, S, H], positions [B, P]  -> [B, P, V]      or sequence [B, P, H] alone
 NextSentenceHead    pooled [B, H]                         -> [B, 2]     0 = B follows A, 1 = random
@@ -18,14 +18,7 @@ from keras import ops
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.model.encoder import BertEncoder, gather_positions, pooled_position
-from bert_keras.model.layers import (
-    ACTIVATIONS,
-    Dense,
-    LayerNorm,
-    from_state_config,
-    state_config,
-    wide,
-)
+from bert_keras.model.layers import ACTIVATIONS, Dense, LayerNorm, from_state_config, state_config, wide
 
 
 @keras.saving.register_keras_serializable("bert_keras")
@@ -138,6 +131,24 @@ class _DenseHead(_Head):
         return _as_logits(self.dense(self.dropout(x, training=training)))
 
 
+class _ClassHead(_DenseHead):
+    """A _DenseHead with a unit for each class, and the dropout of the configuration.
+
+    least: the least number of classes, and the reason for an error
+    """
+
+    least: tuple[int, str] = (1, "a classifier has at least 1 class (1 means regression)")
+
+    def __init__(self, num_classes: int, *, config: BertConfig, name: str, dtype: Any = None) -> None:
+        if num_classes < self.least[0]:
+            raise BertKerasError(f"num_classes is {num_classes}; {self.least[1]}.")
+        super().__init__(num_classes, config=config, dropout=config.head_dropout, name=name, dtype=dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments from which `from_config` rebuilds the head."""
+        return super().get_config() | {"num_classes": self.dense.units}
+
+
 @keras.saving.register_keras_serializable("bert_keras")
 class NextSentenceHead(_DenseHead):
     """Pooled float [B, H] -> float32 [B, 2]; class 0 means that B follows A (Devlin et al. 2019, sec. 3.1). No dropout."""
@@ -147,25 +158,17 @@ class NextSentenceHead(_DenseHead):
 
 
 @keras.saving.register_keras_serializable("bert_keras")
-class ClassifierHead(_DenseHead):
+class ClassifierHead(_ClassHead):
     """Pooled float [B, H] -> float32 [B, C]; C = 1 is regression (Devlin et al. 2019, sec. 4.1)."""
 
     def __init__(
         self, num_classes: int, *, config: BertConfig, name: str = "classifier", dtype: Any = None
     ) -> None:
-        if num_classes < 1:
-            raise BertKerasError(
-                f"num_classes is {num_classes}; a classifier has at least 1 class (1 means regression)."
-            )
-        super().__init__(num_classes, config=config, dropout=config.head_dropout, name=name, dtype=dtype)
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments from which `from_config` rebuilds the head."""
-        return super().get_config() | {"num_classes": self.dense.units}
+        super().__init__(num_classes, config=config, name=name, dtype=dtype)
 
 
 @keras.saving.register_keras_serializable("bert_keras")
-class ConcatClassifierHead(_DenseHead):
+class ConcatClassifierHead(_ClassHead):
     """Concat pooling, then dropout and one dense layer (Howard and Ruder 2018, sec. 3.3).
 
     Reads the state at the position that stands for the sequence, the maximum and the mean over the real positions, side
@@ -175,11 +178,7 @@ class ConcatClassifierHead(_DenseHead):
     def __init__(
         self, num_classes: int, *, config: BertConfig, name: str = "concat_classifier", dtype: Any = None
     ) -> None:
-        if num_classes < 1:
-            raise BertKerasError(
-                f"num_classes is {num_classes}; a classifier has at least 1 class (1 means regression)."
-            )
-        super().__init__(num_classes, config=config, dropout=config.head_dropout, name=name, dtype=dtype)
+        super().__init__(num_classes, config=config, name=name, dtype=dtype)
 
     def build(self, input_shape: Any = None, mask_shape: Any = None) -> None:
         """Makes every variable; the config knows all shapes."""
@@ -189,10 +188,6 @@ class ConcatClassifierHead(_DenseHead):
     def call(self, sequence: Any, mask: Any, training: bool = False) -> Any:  # type: ignore[override]
         """`sequence`: float [B, S, H], `mask`: int32 [B, S] -> float32 [B, C]."""
         return super().call(concat_pool(sequence, mask, causal=self.config.causal), training=training)
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments from which `from_config` rebuilds the head."""
-        return super().get_config() | {"num_classes": self.dense.units}
 
 
 def concat_pool(sequence: Any, mask: Any, *, causal: bool = False) -> Any:
@@ -246,25 +241,19 @@ class SpanHead(_DenseHead):
 
 
 @keras.saving.register_keras_serializable("bert_keras")
-class TokenHead(_DenseHead):
+class TokenHead(_ClassHead):
     """A class for every token: float [B, S, H] -> float32 [B, S, C] (Devlin et al. 2019, sec. 5.3)."""
+
+    least = (2, "tokens are told apart by at least 2 classes")
 
     def __init__(
         self, num_classes: int, *, config: BertConfig, name: str = "classifier", dtype: Any = None
     ) -> None:
-        if num_classes < 2:
-            raise BertKerasError(
-                f"num_classes is {num_classes}; tokens are told apart by at least 2 classes."
-            )
-        super().__init__(num_classes, config=config, dropout=config.head_dropout, name=name, dtype=dtype)
+        super().__init__(num_classes, config=config, name=name, dtype=dtype)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
         """The padding mask, bool [B, S], by which Keras' own losses and metrics leave padding out."""
         return previous_mask
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments from which `from_config` rebuilds the head."""
-        return super().get_config() | {"num_classes": self.dense.units}
 
 
 @keras.saving.register_keras_serializable("bert_keras")
@@ -298,3 +287,41 @@ def gives_logits(output: Any) -> str | None:
     """The class of the head that a model's symbolic output comes from; None where it comes from another layer."""
     layer = output._keras_history.operation
     return type(layer).__name__ if isinstance(layer, _Head | MaskedLMHead) else None
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Pooling: the hidden states of tokens in, one vector for each text out
+
+
+def mean_of_tokens(states: Any, mask: Any) -> Any:
+    """Float [B, S, H], mask float [B, S, 1] -> float [B, H], the mean where the mask is 1; 0 for a text without tokens."""
+    given, dtype = states.dtype, wide(keras.backend.standardize_dtype(states.dtype))
+    states, mask = ops.cast(states, dtype), ops.cast(mask, dtype)
+    return ops.cast(ops.sum(states * mask, axis=1) / ops.maximum(ops.sum(mask, axis=1), 1), given)
+
+
+@keras.saving.register_keras_serializable("bert_keras")
+class MeanPooling(keras.layers.Layer):
+    """The mean of the hidden states of each text; padding does not count, special tokens do.
+
+    As keras.layers.GlobalAveragePooling1D, which averages over padding where the mask is lost; this layer raises BertKerasError.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.built = True
+
+    def call(self, states: Any, mask: Any = None) -> Any:
+        """Float [B, S, H] -> float [B, H].
+
+        mask: bool or int [B, S], True or 1 on tokens; the encoder gives it to the next Keras layer, or pass `input_mask`
+        """
+        if mask is None:
+            raise BertKerasError(
+                "MeanPooling got states without a mask: padding would count. Call it on the encoder's sequence_output, or pass "
+                "mask=features['input_mask']."
+            )
+        return mean_of_tokens(states, ops.expand_dims(ops.cast(mask, states.dtype), -1))
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
+        """None: a vector has no padding."""

@@ -19,9 +19,10 @@ import tensorflow as tf
 # Not public: True while a model is loaded in safe mode. keras.layers.TFSMLayer uses it too.
 from keras.src.saving.serialization_lib import in_safe_mode
 
-import bert_keras.text.text_ops  # noqa: F401 (TensorFlow Text's ops, which preprocessors are made of)
+import bert_keras.text.normal_forms  # noqa: F401 (TensorFlow Text's ops, which preprocessors are made of)
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.io.paths import for_tensorflow, path_of
+from bert_keras.io.formats import check_saved_model
+from bert_keras.io.paths import for_tensorflow, to_path
 
 
 @keras.saving.register_keras_serializable("bert_keras")
@@ -58,7 +59,7 @@ class HubLayer(keras.layers.Layer):
             )
         super().__init__(name=name, dtype=dtype)
         self.supports_jit = False  # XLA takes no strings, and the module's other ops are unknown
-        self.module_path, self.endpoint = str(path_of(path)), endpoint
+        self.module_path, self.endpoint = str(to_path(path)), endpoint
         self.outputs_wanted = outputs if outputs is None or isinstance(outputs, str) else tuple(outputs)
         self.arguments = dict(arguments or {})
         self.module = _load(self.module_path)
@@ -129,10 +130,11 @@ def _load(path: str) -> Any:
             f"no SavedModel at {path}; give the folder that holds its saved_model.pb, and keep it there as long as "
             "saved Keras models name it."
         )
+    check_saved_model(to_path(path))
     # The module keeps only the paths of its assets, so that the links must last as long as the process.
     links = contextlib.ExitStack()
     atexit.register(links.close)
-    return tf.saved_model.load(str(links.enter_context(for_tensorflow(path_of(path)))))
+    return tf.saved_model.load(str(links.enter_context(for_tensorflow(to_path(path)))))
 
 
 def _endpoint(module: Any, name: str, path: str) -> tuple[Any, Callable[..., Any]]:

@@ -8,19 +8,26 @@ import contextlib
 import contextvars
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 from keras import ops
-
-from bert_keras.model import gradients
 
 FUSED_TYPES = ("float32", "bfloat16")  # that oneDNN has kernels for
 # Numbers of an input under which plain operations take less time than oneDNN's layer normalization, which needs 50 to 100
 # microseconds to begin: they cross near 170 rows of 384, and 85 of 768, in both types.
 SMALL = 2**16
 _PLAIN = contextvars.ContextVar("plain_operations", default=False)
+
+
+def wide(dtype: Any) -> Any:
+    """A dtype, or a dtype policy, with float32 in place of bfloat16 and float16: for sums and for logits.
+
+    dtype: the name of a dtype, a policy or its name; None takes Keras' global policy
+    """
+    policy = keras.dtype_policies.get(keras.config.dtype_policy() if dtype is None else dtype)
+    return "float32" if policy.compute_dtype in ("bfloat16", "float16") else dtype
 
 
 @contextlib.contextmanager
@@ -39,7 +46,7 @@ def gelu_tanh(x: Any, *, training: bool = False) -> Any:
     training: True uses a gradient that needs less memory
     """
     if training and _has_gradients():
-        return gradients.gelu_tanh(x)
+        return _traced(_gelu_tanh, x)
     # x * x * x, and not x * (1 + c * x * x): so it is one kernel with the product before it.
     return 0.5 * x * (1.0 + ops.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * (x * x * x))))
 
@@ -50,9 +57,19 @@ def gelu_erf(x: Any, *, training: bool = False) -> Any:
     training: True uses a gradient that needs less memory
     """
     if training and _has_gradients():
-        return gradients.gelu_erf(x)
+        return _traced(_gelu_erf, x)
     # In this order it is one kernel with the product before it.
     return 0.5 * (1.0 + ops.erf(math.sqrt(0.5) * x)) * x
+
+
+ACTIVATIONS = {
+    "gelu_tanh": gelu_tanh,
+    "gelu_erf": gelu_erf,
+    "relu": lambda x, *, training=False: ops.relu(x),
+    "silu": lambda x, *, training=False: ops.silu(x),
+    "tanh": lambda x, *, training=False: ops.tanh(x),
+    "linear": lambda x, *, training=False: x,
+}
 
 
 def add_bias(x: Any, bias: Any, *, training: bool = False) -> Any:
@@ -61,7 +78,7 @@ def add_bias(x: Any, bias: Any, *, training: bool = False) -> Any:
     training: True sums the gradient of the bias in float32
     """
     if training and _has_gradients() and x.dtype.name == "bfloat16" and _is_on_cpu():
-        return gradients.add_bias(x, bias)
+        return _traced(_add_bias, x, bias)
     # Keras adds by TensorFlow's BiasAdd here, which its CPU kernels fuse with the product; `+` is not.
     return ops.add(x, bias)
 
@@ -112,7 +129,7 @@ def layer_norm(x: Any, gamma: Any, beta: Any, epsilon: float, *, dtype: str, tra
     training: True uses a gradient that needs less memory
     """
     if training and _has_gradients():
-        return gradients.layer_norm(x, ops.cast(gamma, dtype), ops.cast(beta, dtype), epsilon)
+        return _traced(_layer_norm_of(epsilon), x, ops.cast(gamma, dtype), ops.cast(beta, dtype))
 
     def plain() -> Any:
         return _plain_layer_norm(x, gamma, beta, epsilon, dtype)
@@ -162,7 +179,7 @@ def dropout(x: Any, rate: float, seeds: keras.random.SeedGenerator) -> Any:
 
 
 def _has_gradients() -> bool:
-    """True where `bert_keras.model.gradients` works."""
+    """True where the custom gradients below work."""
     return keras.backend.backend() == "tensorflow"
 
 
@@ -223,3 +240,133 @@ def _fused_layer_norm(x: Any, gamma: Any, beta: Any, epsilon: float) -> Any:
         is_training=True,
     )
     return tf.reshape(normed, shape) * gamma + beta
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Custom gradients for training: they keep less in memory and take fewer operations than those that TensorFlow derives
+#
+# All are functions of their own, because TensorFlow never frees a graph that has a custom gradient: the graph of each trained
+# model would stay, with its variables. These are small, and traced once for each dtype.
+
+_TANH_SLOPE = 2.0 * math.sqrt(2.0 / math.pi)
+
+
+def _wide(x: Any) -> Any:
+    """A narrow x in float32, where its operations take less time on a CPU and round less."""
+    import tensorflow as tf
+
+    return tf.cast(x, tf.float32) if x.dtype.size < 4 else x
+
+
+def _sums_of_rows(x: Any, like: Any) -> Any:
+    """Float [..., width] -> the sums over all rows, [width], in the dtype of x.
+
+    like: float [width]
+    """
+    import tensorflow as tf
+
+    # Of rank 2, whatever the rank of x in this graph: an optimizer may ask for the rank of a gradient.
+    rows = tf.reshape(x, tf.stack([-1, tf.size(like)]))
+    if x.dtype.size >= 4:
+        return tf.reduce_sum(rows, axis=0)
+    # A product adds up in float32, and takes less time than a sum.
+    return tf.matmul(tf.ones([1, tf.shape(rows)[0]], x.dtype), rows)[0]
+
+
+def _traced(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a function with a custom gradient, in a graph of its own; its shape is that of the first argument."""
+    made = _graph_of(function, tuple(one.dtype for one in arguments))(*arguments)
+    made.set_shape(arguments[0].shape)
+    return made
+
+
+@functools.cache
+def _graph_of(function: Callable[..., Any], dtypes: tuple[Any, ...]) -> Callable[..., Any]:
+    import tensorflow as tf
+
+    signature = [tf.TensorSpec(None, dtype) for dtype in dtypes]
+    return tf.function(tf.custom_gradient(function), autograph=False, input_signature=signature)
+
+
+def _gelu_tanh(x: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """`gelu_tanh`, as x times a sigmoid; keeps its slope alone, in the dtype of x."""
+    import tensorflow as tf
+
+    wide = _wide(x)
+    square = wide * wide
+    part = tf.sigmoid(wide * (_TANH_SLOPE + (_TANH_SLOPE * 0.044715) * square))
+    rise = wide * (_TANH_SLOPE + (3 * _TANH_SLOPE * 0.044715) * square)
+    slope = tf.cast(part + tf.raw_ops.SigmoidGrad(y=part, dy=rise), x.dtype)
+    return tf.cast(wide * part, x.dtype), lambda upstream: upstream * slope
+
+
+def _gelu_erf(x: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """`gelu_erf`; keeps its slope alone, in the dtype of x."""
+    import tensorflow as tf
+
+    wide = _wide(x)
+    part = 0.5 + 0.5 * tf.math.erf(math.sqrt(0.5) * wide)
+    density = tf.exp(-0.5 * (wide * wide)) * (1.0 / math.sqrt(2.0 * math.pi))
+    slope = tf.cast(part + wide * density, x.dtype)
+    return tf.cast(wide * part, x.dtype), lambda upstream: upstream * slope
+
+
+@functools.cache
+def _layer_norm_of(epsilon: float) -> Callable[..., Any]:
+    """`layer_norm` with gamma and beta in the dtype of the sums; keeps x, and two numbers for each row."""
+    import tensorflow as tf
+
+    def norm(x: Any, gamma: Any, beta: Any) -> tuple[Any, Callable[[Any], Any]]:
+        dtype = gamma.dtype
+        wide = tf.cast(x, dtype)
+        mean = tf.reduce_mean(wide, axis=-1, keepdims=True)
+        centred = wide - mean
+        scale = tf.math.rsqrt(tf.reduce_mean(tf.square(centred), axis=-1, keepdims=True) + epsilon)
+
+        def gradient(upstream: Any) -> tuple[Any, Any, Any]:
+            upstream = tf.cast(upstream, dtype)
+            normed = (tf.cast(x, dtype) - mean) * scale
+            product, scaled = upstream * normed, upstream * gamma
+            along = tf.reduce_mean(product * gamma, axis=-1, keepdims=True)
+            of_x = (scaled - tf.reduce_mean(scaled, axis=-1, keepdims=True) - normed * along) * scale
+            of_gamma, of_beta = (_sums_of_rows(one, gamma) for one in (product, upstream))
+            return tf.cast(of_x, x.dtype), of_gamma, of_beta
+
+        return tf.cast(centred * scale * gamma + beta, x.dtype), gradient
+
+    return norm
+
+
+def _add_bias(x: Any, bias: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """`add_bias`. On a CPU, TensorFlow's own gradient of a bias in bfloat16 adds up in bfloat16: a sum of ones stops at 256."""
+    import tensorflow as tf
+
+    # TensorFlow fuses a BiasAdd with the product before it.
+    return tf.nn.bias_add(x, bias), lambda upstream: (upstream, _sums_of_rows(upstream, bias))
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Weights as constants of a graph, which TensorFlow's CPU kernels lay out for the processor's matrix unit once
+
+LARGEST = 2**30  # bytes of all weights: a graph holds them too, and is at most twice as large
+
+
+def packed_weights(layer: keras.layers.Layer) -> contextlib.AbstractContextManager[Any]:
+    """A context in which the weights of a layer are constants for a graph of TensorFlow, where an inference gains by it.
+
+    Enter it within the function that is traced. The graph keeps the values of this moment, and changes no state of the layer.
+    A variable is laid out in every call, which is much of the time of an inference in bfloat16, and little of one in float32.
+
+    layer: all that is called in the context; its weights stay as they are while the graph is used
+    """
+    narrow = layer.built and any(part.compute_dtype == "bfloat16" for part in layer._flatten_layers())
+    if not (narrow and fuses("bfloat16")):
+        return contextlib.nullcontext()
+    import tensorflow as tf
+
+    size = sum(one.value.dtype.size * one.value.shape.num_elements() for one in layer.variables)
+    if tf.executing_eagerly() or size > LARGEST:
+        return contextlib.nullcontext()
+    with tf.init_scope():  # in the graph a variable has no value yet
+        values = [(variable, variable.numpy()) for variable in layer.variables]
+    return keras.StatelessScope([(variable, tf.constant(value)) for variable, value in values])

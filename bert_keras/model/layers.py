@@ -14,14 +14,14 @@ from keras import ops
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.model.kernels import (
+    ACTIVATIONS,
     add_bias,
     attention_scores,
     dropout,
-    gelu_erf,
-    gelu_tanh,
     layer_norm,
     reshape_like,
     swap_heads,
+    wide,
 )
 from bert_keras.model.unpadding import RealTokens, drop_padding, restore_padding
 
@@ -32,28 +32,9 @@ Layer = TypeVar("Layer", bound=keras.layers.Layer)
 LORA_TARGETS = ("query", "value")
 
 
-ACTIVATIONS = {
-    "gelu_tanh": gelu_tanh,
-    "gelu_erf": gelu_erf,
-    "relu": lambda x, *, training=False: ops.relu(x),
-    "silu": lambda x, *, training=False: ops.silu(x),
-    "tanh": lambda x, *, training=False: ops.tanh(x),
-    "linear": lambda x, *, training=False: x,
-}
-
-
 def truncated_normal(config: BertConfig) -> keras.initializers.Initializer:
     """BERT's kernel initializer. A fresh one each time: one initializer object gives equal draws to equal shapes."""
     return keras.initializers.TruncatedNormal(stddev=config.initializer_range)
-
-
-def wide(dtype: Any) -> Any:
-    """A dtype, or a dtype policy, with float32 in place of bfloat16 and float16: for sums and for logits.
-
-    dtype: the name of a dtype, a policy or its name; None takes Keras' global policy
-    """
-    policy = keras.dtype_policies.get(keras.config.dtype_policy() if dtype is None else dtype)
-    return "float32" if policy.compute_dtype in ("bfloat16", "float16") else dtype
 
 
 def _rows(x: Any) -> Any:

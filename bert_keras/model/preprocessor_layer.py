@@ -11,7 +11,7 @@ import keras
 
 from bert_keras.errors import BertKerasError
 from bert_keras.features import DTYPE, ENCODER_INPUTS
-from bert_keras.text.bpe import ByteBPE
+from bert_keras.text.byte_bpe import ByteBPE
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.sentencepiece import SentencePiece
 from bert_keras.text.tokenizer import Tokenizer

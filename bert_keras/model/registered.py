@@ -25,23 +25,20 @@ CLASSES = {
         "SpanHead",
         "TokenHead",
         "ReplacedTokenHead",
+        "MeanPooling",
     ),
     "bert_keras.optimization.schedules": ("SlantedTriangular", "WarmupLinearDecay"),
     "bert_keras.optimization.losses": ("GlobalMean",),
     "bert_keras.optimization.optimizers": ("AdamW", "LAMB"),
     "bert_keras.model.hub_layer": ("HubLayer",),
     "bert_keras.model.preprocessor_layer": ("PreprocessorLayer",),
-    "bert_keras.model.pooling": ("MeanPooling",),
     "bert_keras.optimization.training_model": ("TrainingModel",),
-    "bert_keras.tasks.problems.choice": ("FlattenChoices",),
+    "bert_keras.tasks.problems.multiple_choice": ("FlattenChoices",),
     "bert_keras.tasks.problems.embedding": ("Pooling",),
-    "bert_keras.model.feature_bilstm": ("FeatureBiLSTM",),
-    "bert_keras.model.layer_mix": ("LayerMix", "ScalarMix"),
+    "bert_keras.model.feature_bilstm": ("FeatureBiLSTM", "LayerMix", "ScalarMix"),
     "bert_keras.tasks.strings.text_model": ("TextModel",),
 }
-FUNCTIONS = {
-    "bert_keras.optimization.losses": ("binary_cross_entropy", "cross_entropy", "squared_error"),
-}
+FUNCTIONS = {"bert_keras.optimization.losses": ("binary_cross_entropy", "cross_entropy", "squared_error")}
 
 
 class _Deferred:

@@ -19,6 +19,7 @@ from keras import ops
 
 from bert_keras.errors import BertKerasError
 from bert_keras.features import (
+    ALL_ROWS,
     INPUT_MASK,
     INPUT_WORD_IDS,
     LABEL_RATE_TOLERANCE,
@@ -29,8 +30,7 @@ from bert_keras.features import (
     OUTPUT_POSITIONS,
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
-    WHOLE,
-    Part,
+    WorkerRows,
 )
 from bert_keras.fields import Masking
 from bert_keras.model.encoder import BertEncoder
@@ -63,10 +63,12 @@ class Objective:
         """Yields warnings about instances [N, ...]. Raises ValueError on instances that cannot be trained on."""
         yield from ()
 
-    def label(self, features: Features, *, seed: Any, part: Part = WHOLE) -> tuple[Features, Any, Any]:
+    def label(
+        self, features: Features, *, seed: Any, worker_rows: WorkerRows = ALL_ROWS
+    ) -> tuple[Features, Any, Any]:
         """The model's features, labels and weights; a function of features and seed, int [2], in graph.
 
-        part: the rows that the features are of a batch; the labels are those of the same rows in the whole batch
+        worker_rows: the rows that the features are of a batch; the labels are those of the same rows in the whole batch
         """
         raise NotImplementedError
 
@@ -124,12 +126,16 @@ class MaskedLM(_PredictedTokens):
     pieces: Pieces
     masking: Masking = Masking()
 
-    def label(self, features: Features, *, seed: Any, part: Part = WHOLE) -> tuple[Features, Any, Any]:
+    def label(
+        self, features: Features, *, seed: Any, worker_rows: WorkerRows = ALL_ROWS
+    ) -> tuple[Features, Any, Any]:
         """Features -> the same with masked tokens, int32 [B, P], float32 [B, P]."""
         from bert_keras.text.masking import mask
 
         if MASKED_LM_IDS not in features:
-            features = mask(features, seed=seed, pieces=self.pieces, masking=self.masking, part=part)
+            features = mask(
+                features, seed=seed, pieces=self.pieces, masking=self.masking, worker_rows=worker_rows
+            )
         return features, features[MASKED_LM_IDS], features[MASKED_LM_WEIGHTS]
 
 
@@ -148,7 +154,9 @@ class LeftToRight(_PredictedTokens):
             )
         yield from ()
 
-    def label(self, features: Features, *, seed: Any, part: Part = WHOLE) -> tuple[Features, Any, Any]:
+    def label(
+        self, features: Features, *, seed: Any, worker_rows: WorkerRows = ALL_ROWS
+    ) -> tuple[Features, Any, Any]:
         """Features -> the same with every position predicted, int32 [B, S - 1], float32 [B, S - 1]."""
         from bert_keras.text.masking import ask_next
 
@@ -190,7 +198,9 @@ class SentencePair(Objective):
                 "separate only documents by blank lines, or set strict=true"
             )
 
-    def label(self, features: Features, *, seed: Any, part: Part = WHOLE) -> tuple[Features, Any, Any]:
+    def label(
+        self, features: Features, *, seed: Any, worker_rows: WorkerRows = ALL_ROWS
+    ) -> tuple[Features, Any, Any]:
         """Features -> the same, int32 [B], float32 [B] of ones."""
         import tensorflow as tf
 
@@ -219,7 +229,9 @@ class ReplacedTokens(Objective):
     replaced_weight: float = 50.0
     generator_share: float = 0.25
 
-    def label(self, features: Features, *, seed: Any, part: Part = WHOLE) -> tuple[Features, Any, Any]:
+    def label(
+        self, features: Features, *, seed: Any, worker_rows: WorkerRows = ALL_ROWS
+    ) -> tuple[Features, Any, Any]:
         """Features unchanged, labels 0 (no token is replaced yet), weights float32 [B, S]: 1 on all but padding."""
         import tensorflow as tf
 
@@ -259,29 +271,29 @@ def _reads_as(objective: Objective, kind: type[Objective]) -> bool:
     return isinstance(objective, kind) and own.head is kind.head and own.logits is kind.logits
 
 
-def check_parts(objectives: Sequence[Objective], part: Part) -> None:
+def check_parts(objectives: Sequence[Objective], worker_rows: WorkerRows) -> None:
     """Raises BertKerasError for an objective of a user's own that cannot label a part of a batch."""
-    for one in objectives if part != WHOLE else ():
-        if "part" not in inspect.signature(one.label).parameters:
+    for one in objectives if worker_rows != ALL_ROWS else ():
+        if "worker_rows" not in inspect.signature(one.label).parameters:
             raise BertKerasError(
-                f"{type(one).__name__}.label has no argument `part`, the rows of one of several workers; add it, or train with "
-                "one worker."
+                f"{type(one).__name__}.label has no argument `worker_rows`, the rows of one of several workers; add it, or "
+                "train with one worker."
             )
 
 
 def label(
-    features: Features, *, objectives: Sequence[Objective], seed: Any, part: Part = WHOLE
+    features: Features, *, objectives: Sequence[Objective], seed: Any, worker_rows: WorkerRows = ALL_ROWS
 ) -> tuple[Features, dict[str, Any], dict[str, Any]]:
     """Labels of all objectives, as `fit` takes them: x, y and sample_weight.
 
     seed: int32 or int64 [2]; each objective has a seed of its own. Equal features and seeds give equal results.
-    part: the rows that the features are of a batch; their labels are those that they have in the whole batch
+    worker_rows: the rows that the features are of a batch; their labels are those that they have in the whole batch
     """
     import tensorflow as tf
 
     labels, weights = {}, {}
-    more = {} if part == WHOLE else {"part": part}
-    check_parts(objectives, part)
+    more = {} if worker_rows == ALL_ROWS else {"worker_rows": worker_rows}
+    check_parts(objectives, worker_rows)
     for i, objective in enumerate(objectives):
         own = tf.random.experimental.stateless_fold_in(tf.cast(seed, tf.int64), i)
         features, labels[objective.name], weights[objective.name] = objective.label(

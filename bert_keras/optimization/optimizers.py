@@ -15,12 +15,7 @@ from keras import ops
 
 from bert_keras.errors import BertKerasError
 from bert_keras.optimization.replicas import replica_context, replica_sum
-from bert_keras.optimization.update_kernels import (
-    adam,
-    decay,
-    dense,
-    square_sum,
-)
+from bert_keras.optimization.update_kernels import adam, decay, dense, square_sum
 
 # Block 0 is the lowest.
 _EMBEDDINGS, _BLOCK = re.compile(r"(^|/)embeddings/"), re.compile(r"(^|/)block_(\d+)/")
@@ -169,9 +164,7 @@ class _TwoMoments(keras.optimizers.Optimizer):
         self._decays = [self.is_decayed(variable) for variable in variables]
 
     def exclude_from_weight_decay(
-        self,
-        var_list: Sequence[keras.Variable] | None = None,
-        var_names: Sequence[str] | None = None,
+        self, var_list: Sequence[keras.Variable] | None = None, var_names: Sequence[str] | None = None
     ) -> None:
         """Excludes more variables from decay, as in Keras: those in `var_list` and those whose name matches one of `var_names`.
 
@@ -266,8 +259,8 @@ class AdamW(_TwoMoments):
         (discriminative rates: Howard and Ruder 2018, sec. 3.1, with 1 / 2.6); 1 gives all variables the same rate
     gradual: `learn_to_depth` selects the variables that learn. The others keep every bit and their moments, are not decayed,
         and do not count in the norm
-    keras_arguments: of every Keras optimizer, see KerasArguments. clipnorm, clipvalue or
-        global_clipnorm take the place of clip_norm's default; gradient_accumulation_steps is refused
+    keras_arguments: see KerasArguments. clipnorm, clipvalue or global_clipnorm take the place of clip_norm's default;
+        gradient_accumulation_steps is refused
 
     weight_decay=None does not decay, clip_norm=None does not clip. Raises BertKerasError for a negative weight_decay and for a
     clip_norm that is not over 0.

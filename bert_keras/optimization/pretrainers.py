@@ -139,7 +139,7 @@ class Pretrainer(TrainingSteps, keras.Model):
     def of(
         cls, encoder: BertEncoder, objectives: Sequence[Objective], *, count_tokens: bool = False
     ) -> Pretrainer:
-        """The model that learns these objectives, of the class that `pretrainer_of` returns for them."""
+        """The model that learns these objectives, of the class that `choose_pretrainer` returns for them."""
         return cls(encoder, objectives, count_tokens=count_tokens)
 
     def compile(  # type: ignore[override]
@@ -349,6 +349,6 @@ def _put(features: Features, values: Any) -> Any:
 PRETRAINERS: Mapping[type[Objective], type[Pretrainer]] = {ReplacedTokens: ElectraPretrainer}
 
 
-def pretrainer_of(objectives: Iterable[type[Objective]]) -> type[Pretrainer]:
+def choose_pretrainer(objectives: Iterable[type[Objective]]) -> type[Pretrainer]:
     """The class of the model that learns these objectives together."""
     return next((PRETRAINERS[one] for one in objectives if one in PRETRAINERS), Pretrainer)

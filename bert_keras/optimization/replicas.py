@@ -1,12 +1,17 @@
-"""The replicas of a strategy of `tf.distribute`, and sums over all of them."""
+"""The replicas and the processes of a strategy of `tf.distribute`: sums over them, and the data sets that they read.
+
+Keras is imported by the functions that need it: the text half of a pre-training uses `without_autotuning` without Keras.
+"""
 
 from typing import Any
 
-import keras
+from bert_keras.errors import BertKerasError
 
 
 def replica_context() -> Any:
     """The replica context under several replicas, else None."""
+    import keras
+
     if keras.backend.backend() != "tensorflow":
         return None
     import tensorflow as tf
@@ -57,3 +62,94 @@ def replica_gather(value: Any) -> Any:
     placed = tf.where(own, value[tf.newaxis], tf.zeros([], value.dtype))
     rows = tf.reshape(replica_sum(placed), tf.concat([[count * shape[0]], shape[1:]], axis=0))
     return tf.ensure_shape(rows, [value.shape[0] and count * value.shape[0], *value.shape[1:]])
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Data sets
+
+
+def without_autotuning(data: Any) -> Any:
+    """A tf.data.Dataset without autotuning, unless its options turn it on or off.
+
+    The thread of autotuning sleeps 10 ms, then twice as long each time. With TensorFlow 2.21, we saw iterators that ended only
+    when it woke: `fit` took up to twice its time. Without the thread, `AUTOTUNE` stands for the number of cores.
+    """
+    import tensorflow as tf
+
+    if data.options().autotune.enabled is not None:
+        return data
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return data.with_options(options)
+
+
+def prepared(value: Any) -> Any:
+    """A data set without autotuning, that every worker reads whole, to train on its rows of each batch; other values stay.
+
+    By default, TensorFlow gives each worker other files of a data set: the batches are then not those of one device.
+    """
+    import keras
+
+    if keras.backend.backend() != "tensorflow":
+        return value
+    import tensorflow as tf
+
+    if not isinstance(value, tf.data.Dataset):
+        return value
+    value = without_autotuning(value)
+    if chooses_parts(value):
+        return value
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    return value.with_options(options)
+
+
+def count_workers(strategy: Any) -> int:
+    """The number of processes of a strategy."""
+    import tensorflow as tf
+
+    if (
+        not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        or strategy.cluster_resolver is None
+    ):
+        return 1
+    addresses = strategy.cluster_resolver.cluster_spec().as_dict()
+    return sum(len(addresses.get(kind, ())) for kind in ("chief", "worker")) or 1
+
+
+def check_order(data: Any, *, shuffle: Any) -> None:
+    """Raises BertKerasError for training data that each of several workers would shuffle in another order.
+
+    Each worker trains on its rows of each batch, so all must have the same batches. shuffle: as in `fit`, for arrays
+    """
+    import keras
+    import tensorflow as tf
+
+    if isinstance(data, tf.data.Dataset):
+        if not chooses_parts(data) and _shuffles_without_seed(data):
+            raise BertKerasError(
+                "the data set is shuffled without a seed, so each worker would have other batches; give Dataset.shuffle the same "
+                "seed in all workers."
+            )
+        return
+    arrays = all(hasattr(one, "__array__") for one in keras.tree.flatten(data))
+    if arrays and shuffle and tf.compat.v1.get_seed(None)[0] is None:
+        raise BertKerasError(
+            "fit shuffles arrays, in each worker in another order; call keras.utils.set_random_seed with the same number in all "
+            "workers, or give shuffle=False."
+        )
+
+
+def _shuffles_without_seed(data: Any) -> bool:
+    """True if a shuffle on the way to a tf.data.Dataset had no seed and TensorFlow no global one when it was made."""
+    if type(data).__name__ == "_ShuffleDataset" and not (int(data._seed) or int(data._seed2)):
+        return True
+    return any(map(_shuffles_without_seed, data._inputs()))
+
+
+def chooses_parts(data: Any) -> bool:
+    """True for a tf.data.Dataset whose user chose what each worker reads of it."""
+    import tensorflow as tf
+
+    options = data.options().experimental_distribute
+    return bool(options.auto_shard_policy != tf.data.experimental.AutoShardPolicy.AUTO)

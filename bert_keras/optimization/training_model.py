@@ -1,4 +1,4 @@
-"""The model that trains: one step for every strategy, on the TensorFlow backend.
+"""The model that trains: one step for every strategy, and the functions that `fit` and `evaluate` call. TensorFlow backend.
 
 In: batches (features, labels, weights). Out: updates, and logs over all replicas. The forms of a step (micro-batches, precision,
 strategies) belong here and nowhere else.
@@ -11,12 +11,15 @@ from typing import Any
 import keras
 
 from bert_keras.errors import BertKerasError
-from bert_keras.optimization.autotuning import without_autotuning
-from bert_keras.optimization.executions import WholeEpochs, function_of, with_callback
-from bert_keras.optimization.logit_checks import warn_of_probabilities
-from bert_keras.optimization.losses import GlobalMean, micro_batches
+from bert_keras.optimization.losses import GlobalMean, micro_batches, warn_of_probabilities
 from bert_keras.optimization.optimizers import ACCUMULATION
-from bert_keras.optimization.replicas import replica_context, replica_sum
+from bert_keras.optimization.replicas import (
+    check_order,
+    count_workers,
+    prepared,
+    replica_context,
+    replica_sum,
+)
 
 
 class TrainingSteps:
@@ -66,27 +69,24 @@ class TrainingSteps:
     def fit(self: Any, *arguments: Any, **keywords: Any) -> Any:
         """As Keras does; under several workers, each batch of a data set is divided among all replicas.
 
-        A data set is not autotuned, unless its options say so: `bert_keras.optimization.autotuning` says why.
+        A data set is not autotuned, unless its options say so: `without_autotuning` says why.
         """
         self._initial_epoch = None  # a BackupAndRestore of an earlier `fit` left its epoch here
-        if keras.backend.backend() == "tensorflow" and workers_of(self.distribute_strategy) > 1:
+        if keras.backend.backend() == "tensorflow" and count_workers(self.distribute_strategy) > 1:
             x = keywords.get("x", arguments[0] if arguments else None)
             check_order(x, shuffle=keywords.get("shuffle", True))
         given: Sequence[Any] = arguments
         if self.steps_per_execution > 1 and keras.backend.backend() == "tensorflow":
             given, keywords = with_callback(WholeEpochs(), arguments, keywords)
-        keywords = {name: _prepared(value) for name, value in keywords.items()}
-        return super().fit(*map(_prepared, given), **keywords)  # type: ignore[misc]
+        return super().fit(*map(prepared, given), **_all_prepared(keywords))  # type: ignore[misc]
 
     def evaluate(self: Any, *arguments: Any, **keywords: Any) -> Any:
         """As Keras does; batches are divided as in `fit`."""
-        keywords = {name: _prepared(value) for name, value in keywords.items()}
-        return super().evaluate(*map(_prepared, arguments), **keywords)  # type: ignore[misc]
+        return super().evaluate(*map(prepared, arguments), **_all_prepared(keywords))  # type: ignore[misc]
 
     def predict(self: Any, *arguments: Any, **keywords: Any) -> Any:
         """As Keras does; batches are divided as in `fit`, so that the answers are in the order of the data."""
-        keywords = {name: _prepared(value) for name, value in keywords.items()}
-        return super().predict(*map(_prepared, arguments), **keywords)  # type: ignore[misc]
+        return super().predict(*map(prepared, arguments), **_all_prepared(keywords))  # type: ignore[misc]
 
     def train_step(self: Any, *data: Any) -> Any:
         """One update from one replica's part of a batch, (x, y) or (x, y, sample_weight)."""
@@ -219,7 +219,7 @@ class TrainingSteps:
         if keras.backend.backend() != "tensorflow":
             return super().make_train_function(force)  # type: ignore[misc]
         if self.train_function is None or force:
-            self.train_function = function_of(self, self.train_step, left=lambda: self.steps_left)
+            self.train_function = make_function(self, self.train_step, left=lambda: self.steps_left)
         return self.train_function
 
     def make_test_function(self: Any, force: bool = False) -> Callable[..., Any]:
@@ -227,7 +227,7 @@ class TrainingSteps:
         if keras.backend.backend() != "tensorflow":
             return super().make_test_function(force)  # type: ignore[misc]
         if self.test_function is None or force:
-            self.test_function = function_of(self, self.test_step)
+            self.test_function = make_function(self, self.test_step)
         return self.test_function
 
     def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
@@ -238,6 +238,15 @@ class TrainingSteps:
             if iterator is not None:
                 data_batch, iterator = _like(iterator.data_adapter.get_tf_dataset().element_spec), None
         super()._maybe_symbolic_build(iterator, data_batch)  # type: ignore[misc]
+
+
+@keras.saving.register_keras_serializable("bert_keras")
+class TrainingModel(TrainingSteps, keras.Model):
+    """A `keras.Model` of the functional form, TrainingModel(inputs, outputs), that trains by TrainingSteps."""
+
+
+def _all_prepared(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: prepared(value) for name, value in keywords.items()}
 
 
 def _scale_loss(model: Any) -> None:
@@ -301,75 +310,6 @@ def _one_update(means: Sequence[keras.metrics.Mean], parts: Any) -> Iterator[Non
         one.count.assign(count + keras.ops.divide_no_nan(added, keras.ops.cast(parts, added.dtype)))
 
 
-def _prepared(value: Any) -> Any:
-    """A data set without autotuning, that every worker reads whole, to train on its rows of each batch; other values stay.
-
-    By default, TensorFlow gives each worker other files of a data set: the batches are then not those of one device.
-    """
-    if keras.backend.backend() != "tensorflow":
-        return value
-    import tensorflow as tf
-
-    if not isinstance(value, tf.data.Dataset):
-        return value
-    value = without_autotuning(value)
-    if chooses_parts(value):
-        return value
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    return value.with_options(options)
-
-
-def workers_of(strategy: Any) -> int:
-    """The number of processes of a strategy."""
-    import tensorflow as tf
-
-    if (
-        not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-        or strategy.cluster_resolver is None
-    ):
-        return 1
-    addresses = strategy.cluster_resolver.cluster_spec().as_dict()
-    return sum(len(addresses.get(kind, ())) for kind in ("chief", "worker")) or 1
-
-
-def check_order(data: Any, *, shuffle: Any) -> None:
-    """Raises BertKerasError for training data that each of several workers would shuffle in another order.
-
-    Each worker trains on its rows of each batch, so all must have the same batches. shuffle: as in `fit`, for arrays
-    """
-    import tensorflow as tf
-
-    if isinstance(data, tf.data.Dataset):
-        if not chooses_parts(data) and _shuffles_without_seed(data):
-            raise BertKerasError(
-                "the data set is shuffled without a seed, so each worker would have other batches; give Dataset.shuffle the same "
-                "seed in all workers."
-            )
-        return
-    arrays = all(hasattr(one, "__array__") for one in keras.tree.flatten(data))
-    if arrays and shuffle and tf.compat.v1.get_seed(None)[0] is None:
-        raise BertKerasError(
-            "fit shuffles arrays, in each worker in another order; call keras.utils.set_random_seed with the same number in all "
-            "workers, or give shuffle=False."
-        )
-
-
-def _shuffles_without_seed(data: Any) -> bool:
-    """True if a shuffle on the way to a tf.data.Dataset had no seed and TensorFlow no global one when it was made."""
-    if type(data).__name__ == "_ShuffleDataset" and not (int(data._seed) or int(data._seed2)):
-        return True
-    return any(map(_shuffles_without_seed, data._inputs()))
-
-
-def chooses_parts(data: Any) -> bool:
-    """True for a tf.data.Dataset whose user chose what each worker reads of it."""
-    import tensorflow as tf
-
-    options = data.options().experimental_distribute
-    return bool(options.auto_shard_policy != tf.data.experimental.AutoShardPolicy.AUTO)
-
-
 def _rows(values: Any, start: Any, size: Any) -> Any:
     """`size` rows of a tensor [B, ...] from `start` on; None stays None."""
     import tensorflow as tf
@@ -393,6 +333,95 @@ def _like(spec: Any) -> Any:
     return keras.tree.map_structure(lambda one: tf.zeros([size or 2 for size in one.shape], one.dtype), spec)
 
 
-@keras.saving.register_keras_serializable("bert_keras")
-class TrainingModel(TrainingSteps, keras.Model):
-    """A `keras.Model` of the functional form, TrainingModel(inputs, outputs), that trains by TrainingSteps."""
+# -----------------------------------------------------------------------------------------------------------
+# The functions that `fit` and `evaluate` call: a step in every replica, and several steps in one execution
+
+
+def make_function(
+    model: Any, step: Callable[[Any], Any], *, left: Callable[[], int | None] = lambda: None
+) -> Callable[[Any], Any]:
+    """A function of an iterator that runs a step in every replica and returns logs.
+
+    left: the most steps that the next execution may run; None runs `steps_per_execution`
+
+    The logs of a step that returns the model's metrics are over the rows of all replicas. For other logs, as of a subclass's own
+    `train_step`, they are the mean over the replicas, as in Keras.
+    """
+    import tensorflow as tf
+
+    strategy = model.distribute_strategy
+    if model.jit_compile and not model.run_eagerly:
+        step = tf.function(step, jit_compile=True, reduce_retracing=True, autograph=False)
+
+    def of_replica(data: Any) -> Any:
+        made = step(data)
+        # The mean of the replicas' metrics is not the metric of all rows: `logs` reads it.
+        return () if isinstance(made, dict) and {*made} == {*model.get_metrics_result()} else made
+
+    def run(data: Any) -> Any:
+        # `fit` wraps what is None.
+        data = keras.tree.map_structure(
+            lambda part: None if isinstance(part, tf.experimental.Optional) else part, data
+        )
+        made = strategy.run(of_replica, args=(data,))
+        return keras.tree.map_structure(lambda one: strategy.reduce("MEAN", one, axis=None), made)
+
+    def logs(made: Any) -> Any:
+        return model.get_metrics_result() if made == () else made
+
+    def steps(iterator: Any, count: Any) -> Any:
+        made = run(next(iterator))  # raises where no batch is left, which ends Keras' epoch
+        if count is not None:
+            made = _more_steps(run, iterator, made, count - 1)
+        return logs(made)
+
+    traced = steps if model.run_eagerly else tf.function(steps, reduce_retracing=True, autograph=False)
+    one = run if model.run_eagerly else tf.function(run, reduce_retracing=True, autograph=False)
+
+    def function(iterator: Any) -> Any:
+        if isinstance(iterator, tf.data.Iterator | tf.distribute.DistributedIterator):
+            most = model.steps_per_execution
+            return traced(iterator, tf.constant(min(most, left() or most)) if most > 1 else None)
+        made = [one(data) for data in iterator]  # `train_on_batch`
+        return logs(made[-1])
+
+    return function
+
+
+def _more_steps(run: Callable[[Any], Any], iterator: Any, made: Any, count: Any) -> Any:
+    """Runs up to `count` more steps while batches are left; returns what the last one made.
+
+    made: what the step before them made
+    """
+    import tensorflow as tf
+
+    def draw_and_run(step: Any, made: Any) -> tuple[Any, Any]:
+        batch = iterator.get_next_as_optional()
+        # A step after `count` ends the loop.
+        return tf.cond(batch.has_value(), lambda: (step + 1, run(batch.get_value())), lambda: (count, made))
+
+    return tf.while_loop(
+        lambda step, _: step < count, draw_and_run, (tf.constant(0), made), parallel_iterations=1
+    )[1]
+
+
+class WholeEpochs(keras.callbacks.Callback):
+    """Ends the last execution of an epoch at `steps_per_epoch`, although the data set goes on."""
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        steps = self.params["steps"]  # None for data of unknown length, which ends the epoch itself
+        self.model.steps_left = None if steps is None else steps - batch
+
+
+def with_callback(
+    callback: keras.callbacks.Callback, arguments: Sequence[Any], keywords: Mapping[str, Any]
+) -> tuple[Sequence[Any], dict[str, Any]]:
+    """The arguments of `fit` with one more callback. A CallbackList, which has its model already, is left as it is."""
+    place = 5  # of callbacks
+    given = arguments[place] if len(arguments) > place else keywords.get("callbacks")
+    if isinstance(given, keras.callbacks.CallbackList):
+        return arguments, dict(keywords)
+    more = [callback, *keras.tree.flatten(given or [])]
+    if len(arguments) > place:
+        return [*arguments[:place], more, *arguments[place + 1 :]], dict(keywords)
+    return arguments, {**keywords, "callbacks": more}

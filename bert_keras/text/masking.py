@@ -13,20 +13,21 @@ Equal features and an equal seed give equal results on every machine.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from bert_keras.features import (
+    ALL_ROWS,
     INPUT_MASK,
     INPUT_WORD_IDS,
     MASKED_LM_IDS,
     MASKED_LM_POSITIONS,
     MASKED_LM_WEIGHTS,
-    WHOLE,
     WORD_STARTS,
-    Part,
+    WorkerRows,
 )
 from bert_keras.fields import Masking
 from bert_keras.text.tokenizer import SpecialTokens, Tokenizer
@@ -61,14 +62,19 @@ class Pieces:
 
 
 def mask(
-    features: Features, *, seed: tf.Tensor, pieces: Pieces, masking: Masking, part: Part = WHOLE
+    features: Features,
+    *,
+    seed: tf.Tensor,
+    pieces: Pieces,
+    masking: Masking,
+    worker_rows: WorkerRows = ALL_ROWS,
 ) -> Features:
     """Features with masked tokens, and `masked_lm_positions`, `masked_lm_ids` and `masked_lm_weights` [B, P].
 
     features: int32 [B, S]. `word_starts` (1 where a word starts, from a segmenter), if given, defines whole words in place of the
         vocabulary; the result does not include it.
     seed: int32 or int64 [2].
-    part: the rows that the features are of a batch; the result has the same rows of the masked batch.
+    worker_rows: the rows that the features are of a batch; the result has the same rows of the masked batch.
 
     We predict min(max_predictions, max(1, round(share * length))) positions, and round halves to the even number, as Python does
     in the original. There are fewer if no further whole word fits, and none in a text of special tokens alone. Words are taken
@@ -78,10 +84,11 @@ def mask(
     """
     seeds = tf.unstack(tf.random.experimental.stateless_split(tf.cast(seed, tf.int64), 4), num=4)
     ids = features[INPUT_WORD_IDS]
-    positions, chosen = _choose(features, seeds=seeds[:2], pieces=pieces, masking=masking, part=part)
+    uniform = functools.partial(_uniform, ids, worker_rows)
+    positions, chosen = _choose(features, uniform, seeds=seeds[:2], pieces=pieces, masking=masking)
     originals = tf.where(chosen, _at(positions, ids), 0)
-    draw = _at(positions, _uniform(ids, seeds[2], part))
-    random = _at(positions, _random_pieces(ids, seeds[3], pieces, masking, part))
+    draw = _at(positions, uniform(seeds[2]))
+    random = _at(positions, _random_pieces(uniform, seeds[3], pieces, masking))
     hidden = tf.where(draw < 1 - masking.keep, random, originals)
     hidden = tf.where(draw < masking.hide, pieces.special.mask, hidden)
     places = tf.where(chosen)
@@ -122,43 +129,51 @@ def _at(positions: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     return tf.gather(values, positions, batch_dims=1)
 
 
-def _uniform(ids: tf.Tensor, seed: tf.Tensor, part: Part, limit: int | None = None) -> tf.Tensor:
-    """Draws for the ids [B, S] of a part of a batch: float32 in [0, 1), or int32 below a limit.
+def _uniform(ids: tf.Tensor, worker_rows: WorkerRows, seed: tf.Tensor, limit: int | None = None) -> tf.Tensor:
+    """Draws for the ids [B, S] of a worker's rows of a batch: float32 in [0, 1), or int32 below a limit.
 
     A draw depends on its position in the whole batch. The draws of all rows are much cheaper than masking them.
     """
     rows, length = tf.unstack(tf.shape(ids))
     kind = tf.float32 if limit is None else tf.int32
-    drawn = tf.random.stateless_uniform([part.count * rows, length], seed, 0, limit, kind)
-    return drawn[part.index * rows : (part.index + 1) * rows]
+    drawn = tf.random.stateless_uniform([worker_rows.count * rows, length], seed, 0, limit, kind)
+    return drawn[worker_rows.index * rows : (worker_rows.index + 1) * rows]
 
 
 def _random_pieces(
-    ids: tf.Tensor, seed: tf.Tensor, pieces: Pieces, masking: Masking, part: Part
+    uniform: Callable[..., tf.Tensor], seed: tf.Tensor, pieces: Pieces, masking: Masking
 ) -> tf.Tensor:
     """A random token for every position: int32 [B, S]."""
     if masking.random_pieces == "vocabulary":
-        return _uniform(ids, seed, part, len(pieces.continues))
-    return tf.gather(pieces.real, _uniform(ids, seed, part, len(pieces.real)))
+        return uniform(seed, len(pieces.continues))
+    return tf.gather(pieces.real, uniform(seed, len(pieces.real)))
 
 
 def _choose(
-    features: Features, *, seeds: Sequence[tf.Tensor], pieces: Pieces, masking: Masking, part: Part
+    features: Features,
+    uniform: Callable[..., tf.Tensor],
+    *,
+    seeds: Sequence[tf.Tensor],
+    pieces: Pieces,
+    masking: Masking,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Chooses the positions to predict: int32 [B, P], ascending, padded with 0, and bool [B, P], False on padding."""
+    """Chooses the positions to predict: int32 [B, P], ascending, padded with 0, and bool [B, P], False on padding.
+
+    uniform: seed -> draws float32 [B, S]
+    """
     ids, real = features[INPUT_WORD_IDS], features[INPUT_MASK] > 0
     wanted = count_asked(tf.reduce_sum(tf.cast(real, tf.int32), axis=1), masking)
     if masking.max_ngram == 1 and not masking.whole_word:
-        draw = _uniform(ids, seeds[0], part)
+        draw = uniform(seeds[0])
         return _choose_tokens(features, wanted, draw=draw, pieces=pieces, masking=masking)
     starts, lengths, exists = _units(features, pieces=pieces, masking=masking)
     # In random order: the n-gram of the drawn length, and the shorter n-grams at the same start.
-    order = tf.argsort(tf.where(exists, _uniform(ids, seeds[0], part), 2.0), axis=1)
+    order = tf.argsort(tf.where(exists, uniform(seeds[0]), 2.0), axis=1)
     starts = tf.gather(starts, order, batch_dims=1)
     lengths = tf.gather(lengths, order, batch_dims=1)
     weights = 1 / np.arange(1, masking.max_ngram + 1)
     steps = np.cumsum(weights / weights.sum())[:-1].astype("float32")
-    draw = _uniform(ids, seeds[1], part)
+    draw = uniform(seeds[1])
     shorter = 1 + tf.reduce_sum(tf.cast(draw[..., tf.newaxis] >= steps, tf.int32), axis=-1)
     lengths *= tf.sequence_mask(shorter, masking.max_ngram, tf.int32)
     candidates = tf.reduce_sum(tf.cast(exists, tf.int32), axis=1)

@@ -1,19 +1,55 @@
 """Normalizes text in graph as BERT and ALBERT do, and moves offsets in the normal form back to offsets in the text.
 
 In: string [B]. Out: string [B], the normal forms; and byte offsets in them, moved to byte offsets in the given strings.
+
+TensorFlow Text is imported here, as `tf_text`, or a one-line error says how to get it. The import also registers the ops that
+exported preprocessors need.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.machinery
 import sys
 import unicodedata
+from typing import Any
 
 import tensorflow as tf
 
-from bert_keras.text.ragged_ops import characters_of, masked, rows_of
-from bert_keras.text.text_ops import tf_text
+from bert_keras.errors import MissingPackageError
+from bert_keras.text.ragged_ops import encode_characters, masked, row_numbers
 from bert_keras.text.tokenizer import GraphTokenizer
+
+# This module of TensorFlow Text formats its docstrings when it is imported, so that `python -OO` cannot import it.
+_FORMATS_ITS_DOCSTRINGS = "tensorflow_text.python.ops.wordshape_ops"
+
+
+class _WithDocstrings(importlib.machinery.SourceFileLoader):
+    """Compiles a module with its docstrings, also under -OO."""
+
+    def get_code(self, fullname: str) -> Any:
+        path = self.get_filename(fullname)
+        return compile(self.get_data(path), path, "exec", dont_inherit=True, optimize=0)
+
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Any:
+        spec = (
+            importlib.machinery.PathFinder.find_spec(name, path) if name == _FORMATS_ITS_DOCSTRINGS else None
+        )
+        if spec is not None:
+            spec.loader = cls(name, spec.origin or "")
+        return spec
+
+
+if sys.flags.optimize > 1:
+    sys.meta_path.insert(0, _WithDocstrings)
+try:
+    import tensorflow_text as tf_text
+except ImportError as error:
+    raise MissingPackageError(
+        f"{error}; bert_keras needs tensorflow-text of TensorFlow's minor version, which has wheels for Linux x86_64 "
+        "and macOS arm64 only: use one of those, WSL 2 on Windows, or a linux/amd64 container"
+    ) from error
 
 # A code point that Unicode promises never to assign, so that no vocabulary has it.
 NOT_A_MARKER = "\ufdd5"
@@ -68,7 +104,7 @@ class Normalizing(GraphTokenizer):
         rows = tf.where(~simple)[:, 0]
         # The tokens of the rows to move.
         tokens = tf.ragged.range(tf.gather(starts.row_splits, rows), tf.gather(starts.row_splits, rows + 1))
-        moving, row = tokens.values[:, tf.newaxis], rows_of(tokens.row_splits)
+        moving, row = tokens.values[:, tf.newaxis], row_numbers(tokens.row_splits)
 
         # The concatenated characters of those rows: the bytes of each in `text` and in the normal form. A character's normal
         # form depends on its neighbours in one case only, the final sigma, and both sigmas have two bytes.
@@ -76,7 +112,7 @@ class Normalizing(GraphTokenizer):
             tf.gather(text, rows), "UTF-8", errors="ignore"
         )
         distinct, which = tf.unique(codes.values)
-        characters = characters_of(distinct)
+        characters = encode_characters(distinct)
         original_starts = tf.cast(offsets.values, tf.int32)
         original_ends = original_starts + tf.gather(tf.strings.length(characters), which)
         normal_ends = tf.cumsum(tf.gather(tf.strings.length(self._normal_form(characters)), which))

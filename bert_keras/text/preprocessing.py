@@ -30,9 +30,9 @@ from bert_keras.features import (
     MAX_CONTEXT,
     START_BYTES,
     WORD_INDEX,
-    Part,
+    WorkerRows,
 )
-from bert_keras.text.ragged_ops import repeats, rows_of
+from bert_keras.text.ragged_ops import repeats, row_numbers
 from bert_keras.text.tokenizer import SpecialTokens, Tokenizer
 
 Features = dict[str, tf.Tensor]
@@ -146,6 +146,7 @@ class Preprocessor(tf.Module):
         question: tf.Tensor | None = None,
         doc_stride: int = 128,
         max_query_length: int | None = 64,
+        word_starts: tf.RaggedTensor | None = None,
     ) -> Features:
         """Cuts each context into overlapping windows; each starts with the truncated question.
 
@@ -153,43 +154,14 @@ class Preprocessor(tf.Module):
         doc_stride: tokens from the start of one window to the start of the next (fewer if fewer fit).
         max_query_length: the most tokens of the question; later tokens are cut off. None cuts it as `longest_first` would: only
             where the context does not fit beside it, and then to half of the window.
+        word_starts: ragged int32 [B, (N)], as `starts` of `words`, whose `word_index` is then returned too.
         Returns the encoder's inputs [W, S], `example_index` [W] in ascending order, and `start_bytes`, `end_bytes` and
         `max_context` [W, S]. Every token of a context is in at least one window, and has the maximum context in exactly one; an
         empty context has one window.
         Raises ValueError for a doc_stride under 1, or if no room is left for the context.
         Source: google-research/bert run_squad.py, convert_examples_to_features and _check_is_max_context.
         """
-        return self._windows(
-            context, question=question, doc_stride=doc_stride, max_query_length=max_query_length
-        )
-
-    def words(self, text: tf.Tensor, starts: tf.RaggedTensor, *, doc_stride: int = 128) -> Features:
-        """Cuts text with known words into windows.
-
-        text: string [B]; starts: ragged int32 [B, (N)], the first byte of each word, ascending.
-        Returns the result of `windows`, and `word_index` [W, S]: the word's index in `starts` at its first token, in the one
-        window with the most context for it; -1 elsewhere. A word without tokens (only control characters) has no index.
-        """
-        return self._windows(text, word_starts=starts, doc_stride=doc_stride)
-
-    def _windows(
-        self,
-        context: tf.Tensor,
-        *,
-        doc_stride: int,
-        question: tf.Tensor | None = None,
-        max_query_length: int | None = None,
-        word_starts: tf.RaggedTensor | None = None,
-    ) -> Features:
-        special_tokens = self.tokenizer.pair.added(1 if question is None else 2)
-        room = self.seq_length - special_tokens - (0 if question is None else max_query_length or 0)
-        if room < 1:
-            raise BertKerasError(
-                f"seq_length {self.seq_length} leaves no room for the context beside {max_query_length} tokens of "
-                f"question; give at least {self.seq_length + 1 - room}, or a lower max_query_length"
-            )
-        if doc_stride < 1:
-            raise BertKerasError(f"doc_stride is {doc_stride}; give at least 1")
+        room, special_tokens = self._window_room(question is not None, doc_stride, max_query_length)
         if question is not None:
             # Stacking refuses unequal batch sizes; some ragged kernels would read past the shorter batch.
             context, question = tf.unstack(tf.stack([context, question]))
@@ -216,7 +188,7 @@ class Preprocessor(tf.Module):
         def placed(values: tf.RaggedTensor, default: int) -> tf.Tensor:
             """The values of the context's tokens at their positions: ragged [W, (T)] -> [W, S]."""
             positions = tf.ragged.range(before, before + _lengths(values))
-            at = tf.stack([rows_of(values.row_splits), positions.values], axis=1)
+            at = tf.stack([row_numbers(values.row_splits), positions.values], axis=1)
             return tf.tensor_scatter_nd_update(tf.fill([tf.size(before), width], default), at, values.values)
 
         max_context = window.max_context()
@@ -231,6 +203,28 @@ class Preprocessor(tf.Module):
             words = words.with_values(tf.where(max_context.values > 0, words.values, -1))
             features[WORD_INDEX] = placed(words, -1)
         return features
+
+    def _window_room(self, asks: bool, doc_stride: int, max_query_length: int | None) -> tuple[int, int]:
+        """Positions of a window beside its question, at the least, and special tokens. Raises ValueError as `windows`."""
+        special_tokens = self.tokenizer.pair.added(2 if asks else 1)
+        room = self.seq_length - special_tokens - (max_query_length or 0 if asks else 0)
+        if room < 1:
+            raise BertKerasError(
+                f"seq_length {self.seq_length} leaves no room for the context beside {max_query_length} tokens of "
+                f"question; give at least {self.seq_length + 1 - room}, or a lower max_query_length"
+            )
+        if doc_stride < 1:
+            raise BertKerasError(f"doc_stride is {doc_stride}; give at least 1")
+        return room, special_tokens
+
+    def words(self, text: tf.Tensor, starts: tf.RaggedTensor, *, doc_stride: int = 128) -> Features:
+        """Cuts text with known words into windows.
+
+        text: string [B]; starts: ragged int32 [B, (N)], the first byte of each word, ascending.
+        Returns the result of `windows`, and `word_index` [W, S]: the word's index in `starts` at its first token, in the one
+        window with the most context for it; -1 elsewhere. A word without tokens (only control characters) has no index.
+        """
+        return self.windows(text, word_starts=starts, doc_stride=doc_stride, max_query_length=None)
 
     def _framed(self, segments: list[tf.RaggedTensor]) -> Features:
         """Adds special tokens, padding, mask and types to segments that fit."""
@@ -297,7 +291,7 @@ class _Windows:
     def max_context(self) -> tf.RaggedTensor:
         """1 where a token has the most context (the smaller of both sides); ties go to the longer window, then to the first."""
         tokens = self._tokens()
-        window = rows_of(tokens.row_splits)
+        window = row_numbers(tokens.row_splits)
         left = tf.ragged.range(self._lengths).values
         lengths = tf.gather(self._lengths, window)
         # The original adds 0.01 times the window's length; times 100, the score is a whole number.
@@ -313,9 +307,9 @@ def _first_tokens(starts: tf.RaggedTensor, word_starts: tf.RaggedTensor) -> tf.R
     """The word's index at its first token, -1 at other tokens. starts: ragged int32 [B, (T)], word_starts: [B, (N)], bytes."""
     # Rows are concatenated with gaps, so that one sorted list works for all rows.
     apart = 1 + tf.cast(tf.maximum(_last(starts.values), _last(word_starts.values)), tf.int64)
-    rows = rows_of(starts.row_splits)
+    rows = row_numbers(starts.row_splits)
     offsets = tf.cast(starts.values, tf.int64) + tf.cast(rows, tf.int64) * apart
-    word_rows = tf.cast(rows_of(word_starts.row_splits), tf.int64)
+    word_rows = tf.cast(row_numbers(word_starts.row_splits), tf.int64)
     words = tf.cast(word_starts.values, tf.int64) + word_rows * apart
     before = tf.searchsorted(words, offsets, side="right") - 1  # among the words of all rows
     row_starts = tf.cast(tf.gather(word_starts.row_splits, rows), tf.int32)
@@ -357,12 +351,14 @@ def pad_batches(dataset: tf.data.Dataset, *, multiple_of: int) -> tf.data.Datase
     return dataset.map(padded, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
-def own_rows(batches: tf.data.Dataset, part: Part) -> tf.data.Dataset:
+def own_rows(batches: tf.data.Dataset, worker_rows: WorkerRows) -> tf.data.Dataset:
     """A part of the rows of each batch."""
 
     def own(*batch: Any) -> Any:
-        size = tf.shape(tf.nest.flatten(batch)[0])[0] // part.count
-        return tf.nest.map_structure(lambda x: x[part.index * size : (part.index + 1) * size], batch)
+        size = tf.shape(tf.nest.flatten(batch)[0])[0] // worker_rows.count
+        return tf.nest.map_structure(
+            lambda x: x[worker_rows.index * size : (worker_rows.index + 1) * size], batch
+        )
 
     return batches.map(own)
 

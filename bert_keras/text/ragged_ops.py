@@ -7,7 +7,7 @@ take. `tf.ragged.boolean_mask`, `value_rowids` and `tf.repeat` add many more nod
 import tensorflow as tf
 
 
-def rows_of(splits: tf.Tensor) -> tf.Tensor:
+def row_numbers(splits: tf.Tensor) -> tf.Tensor:
     """The row of each value of a ragged tensor: its row_splits, int [B + 1] -> int32 [N]."""
     at = tf.expand_dims(tf.range(splits[-1]), 0)
     return tf.squeeze(tf.raw_ops.UpperBound(sorted_inputs=tf.expand_dims(splits, 0), values=at), 0) - 1
@@ -15,7 +15,7 @@ def rows_of(splits: tf.Tensor) -> tf.Tensor:
 
 def repeats(counts: tf.Tensor) -> tf.Tensor:
     """The index of each count, as often as it says: int [B] -> int32 [N]; [2, 0, 1] -> [0, 0, 2]."""
-    return rows_of(tf.pad(tf.cumsum(counts), [[1, 0]]))
+    return row_numbers(tf.pad(tf.cumsum(counts), [[1, 0]]))
 
 
 def masked(values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
@@ -34,7 +34,7 @@ def masked_rows(mask: tf.Tensor, *columns: tf.RaggedTensor) -> list[tf.RaggedTen
     ]
 
 
-def characters_of(codes: tf.Tensor) -> tf.Tensor:
+def encode_characters(codes: tf.Tensor) -> tf.Tensor:
     """Code points int32 [N] -> the character of each in UTF-8: string [N]."""
     splits = tf.range(tf.size(codes) + 1)
     return tf.raw_ops.UnicodeEncode(input_values=codes, input_splits=splits, output_encoding="UTF-8")

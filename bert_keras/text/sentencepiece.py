@@ -20,27 +20,15 @@ from bert_keras.text.normal_forms import (
     Normalizing,
     one_quote,
     sentencepiece_form,
+    tf_text,
     vanishing,
 )
-from bert_keras.text.ragged_ops import repeats, rows_of
-from bert_keras.text.text_ops import tf_text
-from bert_keras.text.tokenizer import (
-    END,
-    MASK,
-    START,
-    Normalizer,
-    SpecialTokens,
-)
-from bert_keras.text.vocabulary_files import read_model
+from bert_keras.text.ragged_ops import repeats, row_numbers
+from bert_keras.text.tokenizer import END, MASK, START, Normalizer, SpecialTokens
+from bert_keras.text.vocabulary import Vocabulary, read_model
 
 # ALBERT's names of the special tokens.
-SENTENCEPIECE_TOKENS = {
-    "padding": "<pad>",
-    "unknown": "<unk>",
-    "start": START,
-    "end": END,
-    "mask": MASK,
-}
+SENTENCEPIECE_TOKENS = {"padding": "<pad>", "unknown": "<unk>", "start": START, "end": END, "mask": MASK}
 SPACE = "\u2581"  # marks the space before a word
 # A token of these characters only continues a word; a single sign does not (google-research/albert create_pretraining_data.py).
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz")
@@ -105,6 +93,10 @@ class SentencePiece(Normalizing):
         """The bytes of each token in a text, with a space before a token that starts a word."""
         return tuple(piece.replace(SPACE, " ").encode() for piece in self.vocabulary)
 
+    def to_vocabulary(self) -> Vocabulary:
+        """All that makes the tokenizer, for its files."""
+        return Vocabulary(sentencepiece=self.model, lower_case=self.lower_case)
+
     def tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
         """Ids alone, the fast path. text: string [B], UTF-8 -> ragged int32 [B, (T)]. Invalid bytes are dropped."""
         normal, _ = self._normalize(one_quote(text))
@@ -166,7 +158,9 @@ class SentencePiece(Normalizing):
         self, text: tf.Tensor, starts: tf.RaggedTensor, ends: tf.RaggedTensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Offsets int32 [T] of all rows, without leading spaces."""
-        row_starts = tf.gather(tf.cumsum(tf.strings.length(text), exclusive=True), rows_of(starts.row_splits))
+        row_starts = tf.gather(
+            tf.cumsum(tf.strings.length(text), exclusive=True), row_numbers(starts.row_splits)
+        )
         letters = tf.where(tf.io.decode_raw(tf.strings.reduce_join(text), tf.uint8) != ord(" "))[:, 0]
         letters = tf.concat([tf.cast(letters, tf.int32), [tf.int32.max]], axis=0)
         next_letter = tf.gather(letters, tf.searchsorted(letters, starts.values + row_starts)) - row_starts

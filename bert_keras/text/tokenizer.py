@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
 from bert_keras.io.signals import tracing
+from bert_keras.text.vocabulary import Vocabulary
 
 # The special tokens of BERT's vocabularies.
 PADDING, UNKNOWN, START, END, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
@@ -80,6 +81,9 @@ class Tokenizer(Protocol):
     @property
     def texts(self) -> tuple[bytes, ...]: ...
 
+    def to_vocabulary(self) -> Vocabulary:
+        """All that makes the tokenizer, for its files."""
+
     def tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
         """text: string [B] -> ragged int32 [B, (T)], ids."""
 
@@ -111,6 +115,10 @@ class GraphTokenizer(tf.Module):
     def vocabulary(self) -> tuple[str, ...]:
         """The tokens in the order of their ids."""
         return self._vocabulary()
+
+    def to_vocabulary(self) -> Vocabulary:
+        """All that makes the tokenizer, for its files."""
+        return Vocabulary(tokens=self.vocabulary, lower_case=self.lower_case)
 
     def encode(self, text: str) -> list[int]:
         """The ids of one text, without special tokens: `tokenize` for a Python string."""

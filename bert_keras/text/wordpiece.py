@@ -20,26 +20,18 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError, first_line
-from bert_keras.io.json_files import short
+from bert_keras.io.json_files import shortened
 from bert_keras.text.normal_forms import (
     NOT_A_MARKER,
     SIMPLE_CASED,
     SIMPLE_UNCASED,
     Normalizing,
+    tf_text,
     wordpiece_form,
 )
-from bert_keras.text.ragged_ops import masked, masked_rows, rows_of
-from bert_keras.text.text_ops import tf_text
-from bert_keras.text.tokenizer import (
-    END,
-    MASK,
-    PADDING,
-    START,
-    UNKNOWN,
-    Normalizer,
-    SpecialTokens,
-)
-from bert_keras.text.vocabulary_files import read_pieces
+from bert_keras.text.ragged_ops import masked, masked_rows, row_numbers
+from bert_keras.text.tokenizer import END, MASK, PADDING, START, UNKNOWN, Normalizer, SpecialTokens
+from bert_keras.text.vocabulary import read_pieces
 
 CONTINUATION = "##"  # the prefix of every token that continues a word
 _UNUSED = re.compile(r"\[unused\d+\]")
@@ -199,8 +191,10 @@ class WordPiece(Normalizing):
         # Rows are concatenated, so that one sorted list of character starts works for all words.
         _, offsets = tf.strings.unicode_decode_with_offsets(text, "UTF-8")
         row_starts = tf.cumsum(tf.strings.length(text), exclusive=True)
-        characters = tf.cast(offsets.values, tf.int32) + tf.gather(row_starts, rows_of(offsets.row_splits))
-        shift = tf.gather(row_starts, masked(rows_of(ids.row_splits), first))
+        characters = tf.cast(offsets.values, tf.int32) + tf.gather(
+            row_starts, row_numbers(offsets.row_splits)
+        )
+        shift = tf.gather(row_starts, masked(row_numbers(ids.row_splits), first))
         length = tf.searchsorted(characters, shift + word_ends) - tf.searchsorted(
             characters, shift + word_starts
         )
@@ -250,7 +244,7 @@ def _checked_ids(vocabulary: Sequence[str], *, source: str) -> dict[str, int]:
             )
         if " " in piece or "\n" in piece:
             raise BertKerasError(
-                f"{source}, line {line}: {short(piece)} holds a space; a token is one word or a part of one: split it"
+                f"{source}, line {line}: {shortened(piece)} holds a space; a token is one word or a part of one: split it"
             )
         if "\0" in piece:
             raise BertKerasError(
@@ -267,7 +261,7 @@ def _checked_ids(vocabulary: Sequence[str], *, source: str) -> dict[str, int]:
             )
         if piece in ids:
             raise BertKerasError(
-                f"{source}, line {line}: {short(piece)} is on line {ids[piece] + 1} already; remove one of the two"
+                f"{source}, line {line}: {shortened(piece)} is on line {ids[piece] + 1} already; remove one of the two"
             )
         ids[piece] = id_
     missing = [token for token in _MARKERS if token not in ids]

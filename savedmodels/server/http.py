@@ -17,13 +17,7 @@ from typing import Any
 from aiohttp import web
 
 from bert_keras.savedmodels.server import rest
-from bert_keras.savedmodels.server.served import (
-    HOST,
-    Call,
-    Limits,
-    RequestError,
-    Served,
-)
+from bert_keras.savedmodels.server.served import HOST, Call, Limits, RequestError, Served
 
 HTTP_OF = {
     "INVALID_ARGUMENT": 400,

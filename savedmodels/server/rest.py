@@ -133,8 +133,7 @@ def _tensor(name: str, value: Any, spec: tf.TensorSpec) -> tf.Tensor:
     except (TypeError, ValueError) as error:
         reason = str(error).split("\n")[0]
         raise RequestError(
-            "INVALID_ARGUMENT",
-            f"{name} is not a tensor of {spec.dtype.name} {list(spec.shape)} ({reason}).",
+            "INVALID_ARGUMENT", f"{name} is not a tensor of {spec.dtype.name} {list(spec.shape)} ({reason})."
         ) from error
 
 

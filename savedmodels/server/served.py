@@ -22,7 +22,8 @@ from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 from tensorflow.python.eager import cancellation  # private to TensorFlow; tests/test_server_limits.py pins it
 
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.io.paths import did_you_mean, for_tensorflow, path_of
+from bert_keras.io.formats import check_saved_model
+from bert_keras.io.paths import did_you_mean, for_tensorflow, to_path
 from bert_keras.savedmodels.reload import load_kernels
 from bert_keras.savedmodels.verify import EXAMPLE, EXTRA
 from bert_keras.tasks.options import MESSAGE_EXTRA, MESSAGE_PER_TEXT, ServerOptions
@@ -34,10 +35,7 @@ MAX_ELEMENTS = 2_000_000  # most numbers, strings and lists in a request
 MAX_ANSWER = 5_000_000  # most numbers and strings in an answer, padding included
 MAX_REASON = 400  # most characters in an error: TensorFlow's errors may repeat the input
 SPLITS = "_row_splits"  # suffix of outputs with the offsets of concatenated lists
-FILLING: dict[str, Any] = {
-    "O": b"",
-    "i": -1,
-}  # padding of shorter lists, by kind of dtype; else 0
+FILLING: dict[str, Any] = {"O": b"", "i": -1}  # padding of shorter lists, by kind of dtype; else 0
 # Text around the reason in TensorFlow's messages: nodes, the number of errors, the refused value.
 _BEFORE_REASON = re.compile(
     r"(?:Graph execution error:\s*|Detected at node [^\n]*\n|<stack traces unavailable>\n"
@@ -308,7 +306,7 @@ def load(path: str | pathlib.Path, *, name: str | None = None) -> Served:
 
     Raises MissingFileError if there is no SavedModel.
     """
-    given, path = path_of(path), path_of(path).resolve()
+    given, path = to_path(path), to_path(path).resolve()
     versions = [path] if (path / "saved_model.pb").is_file() else []
     if not versions and path.is_dir():
         versions = [
@@ -324,6 +322,7 @@ def load(path: str | pathlib.Path, *, name: str | None = None) -> Served:
     folder = max(versions, key=lambda folder: int(folder.name) if folder.name.isdecimal() else 0)
     load_kernels()
     with for_tensorflow(folder) as found:
+        check_saved_model(found)
         loaded = tf.saved_model.load(str(found))
     base = folder.parent if folder.name.isdecimal() else folder
     return Served(

@@ -11,25 +11,16 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bert_keras.cli.console import (
-    PATH,
-    Command,
-    progress,
-    say,
-    start,
-    table,
-)
-from bert_keras.errors import BertKerasError, MissingFileError, listed
+from bert_keras.cli.console import PATH, Command, progress, say, start, table
+from bert_keras.errors import BertKerasError, MissingFileError, first_names
 from bert_keras.fields import add_flags, given_settings
-from bert_keras.io.paths import path_of
+from bert_keras.io.paths import to_path
 from bert_keras.tasks.commands.flags import (
     CHECKPOINT_HELP,
     DATA_HELP,
     SAVE_HELP,
-    add_batch_size,
     add_feature_cache,
     add_model,
-    add_precision,
     add_pretrained_task,
     add_strategy,
     add_task,
@@ -38,9 +29,9 @@ from bert_keras.tasks.commands.flags import (
     slow_precision,
     start_strategy,
 )
-from bert_keras.tasks.data.example_files import FORMATS_NOTES, STANDARD_INPUT, read_examples
+from bert_keras.tasks.data.tables import FORMATS_NOTES, STANDARD_INPUT, read_examples
 from bert_keras.tasks.hparams import Hparams, hparams_of
-from bert_keras.tasks.options import TASK_OPTIONS, FillMaskOptions
+from bert_keras.tasks.options import TASK_OPTIONS, FillMaskOptions, InferenceOptions
 
 CHUNK = 4096  # examples that `predict` holds at a time
 
@@ -84,7 +75,7 @@ def _check_dev(
     if data is None and (dev_data is not None or fraction is not None):
         flag = "--dev-fraction" if dev_data is None else "--dev-data"
         raise BertKerasError(f"{flag} was given without --data; give the training file as --data.")
-    if data is not None and dev_data is None and fraction is None and path_of(data).is_file():
+    if data is not None and dev_data is None and fraction is None and to_path(data).is_file():
         instead = ", or --dev-fraction 0.1 to hold out a tenth of this file" if holds_out else ""
         raise BertKerasError(
             f"{data} is one file, without a dev split; give the dev split's file as --dev-data{instead}."
@@ -109,7 +100,7 @@ def open_given_task(args: argparse.Namespace, *, holds_out: bool = True) -> tupl
     _check_dev(args.data, args.dev_data, fraction, holds_out=holds_out)
     source = {"train": args.data, "validation": args.dev_data} if args.dev_data else args.data
     task = open_task(args.task, source, **given_settings(args, *TASK_OPTIONS))
-    if fraction is not None and path_of(args.data).is_dir():
+    if fraction is not None and to_path(args.data).is_dir():
         _check_no_dev_split(task, args.data)
     return task, hparams_of(task.defaults, given_settings(args, Hparams))
 
@@ -118,14 +109,14 @@ def _run_finetune(args: argparse.Namespace) -> None:
     start_strategy(args.strategy)
     from bert_keras import checkpoints
     from bert_keras.tasks.finetuning.finetune import finetune
-    from bert_keras.tasks.finetuning.finetuning_monitor import DEGENERATE
+    from bert_keras.tasks.runs.run_folder import DEGENERATE
 
     task, hparams = open_given_task(args)
     checkpoint = checkpoints.read(args.checkpoint)
     if args.random_weights:
         checkpoint = dataclasses.replace(checkpoint, tensors={})
     if task.columns and args.data:
-        labels = f"labels: {listed(task.label_names)}" if task.label_names else "label: a score"
+        labels = f"labels: {first_names(task.label_names)}" if task.label_names else "label: a score"
         say(f"text: {', '.join(task.columns.values())}; {labels}")
     results = finetune(
         task,
@@ -157,12 +148,16 @@ def _run_finetune(args: argparse.Namespace) -> None:
 # evaluate and predict
 
 
+def inference_of(args: argparse.Namespace) -> InferenceOptions:
+    """The options of the flags that a command has."""
+    return InferenceOptions(**given_settings(args, InferenceOptions))
+
+
 def model_of(args: argparse.Namespace, *, data: str | None = None) -> Any:
     """Loads the runs of --run, or the checkpoint for the task. Raises BertKerasError unless the flags name one of them."""
     from bert_keras.tasks.devices.strategies import strategy
-    from bert_keras.tasks.runs.ensemble import load_runs, members_of
+    from bert_keras.tasks.runs.ensemble import at_precision, load_runs, members_of
     from bert_keras.tasks.runs.run_folder import pretrained_run
-    from bert_keras.tasks.runs.run_precision import at_precision
     from bert_keras.tasks.training.task_model import encoder_of
 
     if bool(args.run) == bool(args.checkpoint or args.task) or bool(args.checkpoint) != bool(args.task):
@@ -172,7 +167,7 @@ def model_of(args: argparse.Namespace, *, data: str | None = None) -> Any:
             run = load_runs(args.run, data=data)
         else:
             run = pretrained_run(args.task, args.checkpoint, data=data)
-        run = at_precision(run, args.precision)
+        run = at_precision(run, inference_of(args).precision)
     slow_precision(encoder_of(members_of(run.model)[0]).compute_dtype)  # a .keras file may be in bfloat16
     return run
 
@@ -187,13 +182,14 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
         help="split to measure; held-out is the part of the training file that --dev-fraction held out (default: held-out if "
         "--data is that file, else every validation split)",
     )
-    add_batch_size(parser)
+    add_flags(parser, InferenceOptions, only=("batch_size",))
     add_strategy(parser, trains=False)
-    add_precision(parser)
+    add_flags(parser, InferenceOptions, only=("precision",))
     add("--json", action="store_true", help="print JSON instead of a table")
 
 
 def _run_evaluate(args: argparse.Namespace) -> None:
+    batch_size = inference_of(args).batch_size
     start_strategy(args.strategy, deterministic=False)
     from bert_keras.tasks.batches import cardinality, predictor
     from bert_keras.tasks.finetuning.examples import check_labelled
@@ -213,7 +209,7 @@ def _run_evaluate(args: argparse.Namespace) -> None:
     predict = predictor(task, run.preprocess, run.model, fixed=True)
     for split, examples, _ in splits:
         with progress(f"evaluating {split}", cardinality(examples)) as advance:
-            predictions, raw = predict(examples, batch_size=args.batch_size, progress=advance)
+            predictions, raw = predict(examples, batch_size=batch_size, progress=advance)
         measured[split] = dict(task.evaluate(predictions, raw))
         tables += [one._replace(title=f"{split}: {one.title}") for one in task.report(predictions, raw)]
     if args.json:
@@ -239,12 +235,13 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
         help="a file (see below), or - for lines of standard input (default: -)",
     )
     add("--format", choices=("table", "jsonl"), help="default: a table on a terminal, JSON lines elsewhere")
-    add_batch_size(parser)
+    add_flags(parser, InferenceOptions, only=("batch_size",))
     add_strategy(parser, trains=False)
-    add_precision(parser)
+    add_flags(parser, InferenceOptions, only=("precision",))
 
 
 def _run_predict(args: argparse.Namespace) -> None:
+    batch_size = inference_of(args).batch_size
     start_strategy(args.strategy, deterministic=False)
     run = model_of(args)
     signature = run.task.signature()
@@ -253,7 +250,7 @@ def _run_predict(args: argparse.Namespace) -> None:
     shown: list[dict[str, str]] = []
     examples = read_examples(args.input, tuple(signature), lists, run.task.columns)
     with progress("predicting", None) as advance:
-        for example, record in _records(run, examples, batch_size=args.batch_size, progress=advance):
+        for example, record in _records(run, examples, batch_size=batch_size, progress=advance):
             if as_table:
                 shown.append(run.task.show(example, record))
             else:
@@ -301,10 +298,11 @@ def _add_fill_mask(parser: argparse.ArgumentParser) -> None:
     )
     add_flags(parser, FillMaskOptions)
     add("--json", action="store_true", help="print one JSON object per line instead of tables")
-    add_batch_size(parser)
+    add_flags(parser, InferenceOptions, only=("batch_size",))
 
 
 def _run_fill_mask(args: argparse.Namespace) -> None:
+    batch_size = inference_of(args).batch_size
     start()
     from bert_keras import checkpoints
     from bert_keras.tasks.problems.fill_mask import TEXT, FillMask, count_masks
@@ -328,7 +326,7 @@ def _run_fill_mask(args: argparse.Namespace) -> None:
     given = iter([{TEXT: text} for text in args.text])
     examples = given if args.text else read_examples(STANDARD_INPUT, (TEXT,))
     with progress("filling", None) as advance:
-        for example, record in _records(run, examples, batch_size=args.batch_size, progress=advance):
+        for example, record in _records(run, examples, batch_size=batch_size, progress=advance):
             _warn_of_masks(example[TEXT], record["masks"], run.preprocess.seq_length)
             if args.json:
                 print(json.dumps(example | record, ensure_ascii=False))

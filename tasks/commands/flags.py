@@ -1,30 +1,24 @@
-"""Parts that commands share: flags of tasks, checkpoints, runs and strategies, and the start of a training.
+"""Parts that commands share: flags of tasks, checkpoints, runs, recipes, text and strategies, and the start of a training.
 
 TensorFlow is imported when a command runs; flags and help need none.
 """
 
 import argparse
+import importlib
 import os
 import sys
+from collections.abc import Iterable
 from typing import Any
 
-from bert_keras.cli.console import (
-    PATH,
-    SEVERAL,
-    note,
-    print_errors_only,
-    start,
-)
-from bert_keras.fields import add_flags, names_of, spelled
-from bert_keras.model.precision import PRECISIONS, slowness
+from bert_keras.cli.console import PATH, SEVERAL, note, print_errors_only, start
+from bert_keras.config import BertConfig
+from bert_keras.errors import BertKerasError
+from bert_keras.fields import add_flags, flag_of, format_value, names_of
+from bert_keras.model.precision import slowness
 from bert_keras.tasks.devices.cluster import CLUSTER, check_cluster, other_workers
 from bert_keras.tasks.hparams import STRATEGIES, Hparams
-from bert_keras.tasks.options import (
-    PRETRAINED_TASKS,
-    TAGGING_DEFAULTS,
-    TASK_DEFAULTS,
-    TASK_OPTIONS,
-)
+from bert_keras.tasks.options import PRETRAINED_TASKS, TAGGING_DEFAULTS, TASK_DEFAULTS, TASK_OPTIONS
+from bert_keras.tasks.pretraining.recipes import RECIPES, Shorthands
 
 CHECKPOINT_HELP = (
     "Hugging Face, Google, KerasHub or Model Garden checkpoint, by path or name (bert-base-uncased)"
@@ -41,6 +35,15 @@ SAVE_HELP = (
     "steps between two saves, each three times the size of the weights; 0 saves nothing; rerun the same command to resume an "
     "interrupted run"
 )
+TEXT_HELP = "files, folders or tfds:NAME (format: see below)"
+VOCAB_HELP = "a vocab.txt, a spiece.model or a folder with one of them"
+TEXT_NOTES = """text:
+  SOURCE[,lines=KEY][,encoding=NAME][,split=NAME]; several sources form one corpus. Folders, .zip files and MediaWiki
+  dumps (.xml) are read completely; .gz, .bz2 and .xz are unpacked. By default each line is a sentence and a blank line
+  ends a document. lines=paragraph: each line is a paragraph and a blank line ends a document. lines=document: each
+  line is a document. lines=wrapped: a blank line ends a paragraph and each file is a document.
+
+"""
 
 
 def add_strategy(parser: argparse.ArgumentParser, *, trains: bool = True) -> None:
@@ -75,24 +78,6 @@ def start_strategy(strategy_name: str, *, deterministic: bool = True) -> None:
         print_errors_only()
 
 
-def add_batch_size(parser: argparse.ArgumentParser) -> None:
-    """Adds --batch-size."""
-    text = "examples in a batch (default: 32)"
-    parser.add_argument("--batch-size", type=_rows, default=32, help=text)
-
-
-def _rows(given: str) -> int:
-    if not given.isdecimal() or int(given) < 1:
-        raise argparse.ArgumentTypeError(f"{given!r} was given; expected a whole number of at least 1")
-    return int(given)
-
-
-def add_precision(parser: argparse.ArgumentParser) -> None:
-    """Adds --precision for a run that is not trained."""
-    text = "format of weights and computation; logits stay float32 (default: that of a .keras file, else float32)"
-    parser.add_argument("--precision", choices=PRECISIONS, help=text)
-
-
 def slow_precision(precision: str | None) -> None:
     """Prints a warning if the processor has no instructions for a format. It imports TensorFlow."""
     from bert_keras.tasks.devices.strategies import is_accelerated
@@ -110,7 +95,7 @@ def default_notes() -> str:
     lines = []
     for task, defaults in tasks.items():
         flags = [
-            f"--{name.replace('_', '-')} {spelled(value)}"
+            f"{flag_of(name)} {format_value(value)}"
             for name, value in defaults.items()
             if value != getattr(common, name)
         ]
@@ -129,11 +114,7 @@ def add_task(parser: argparse.ArgumentParser, *, holds_out: bool = True) -> None
         "conll2003, fill-mask, next-sentence or sentence-order",
     )
     add("--data", **PATH, help=DATA_HELP)
-    add(
-        "--dev-data",
-        **PATH,
-        help=f"file of the dev split, if --data is the training file{instead}",
-    )
+    add("--dev-data", **PATH, help=f"file of the dev split, if --data is the training file{instead}")
 
 
 def add_task_options(parser: argparse.ArgumentParser) -> None:
@@ -165,3 +146,64 @@ def add_pretrained_task(parser: Any) -> None:
     """Adds --task, for a checkpoint that was not fine-tuned."""
     text = "with --checkpoint: use its own pre-trained head"
     parser.add_argument("--task", choices=PRETRAINED_TASKS, help=text)
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Recipes and text of pre-training
+
+BERT = RECIPES["bert"]
+# The groups of flags in the help, and the defaults in it.
+RECIPE_GROUPS: dict[str, Any] = {
+    "several settings in one": Shorthands,
+    "training": BERT.hparams,
+    "encoder, unless --size or --checkpoint decides": BertConfig,
+    "instances": BERT.sampling(128),
+    "masks": BERT.masking(128),
+}
+
+
+class _Gone(argparse.Action):
+    """--set NAME=VALUE, in place of which there are flags."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        parser.error(f"--set is gone: give {', '.join(flag_of(value.partition('=')[0]) for value in values)}")
+
+
+def add_recipe(parser: argparse.ArgumentParser) -> None:
+    """Adds --recipe."""
+    text = "objectives and settings of a paper (default: bert)"
+    parser.add_argument("--recipe", default="bert", choices=tuple(RECIPES), help=text)
+
+
+def add_recipe_settings(
+    parser: argparse.ArgumentParser,
+    titles: Iterable[str] = RECIPE_GROUPS,
+    *,
+    note: str = "defaults: those of the recipe bert",
+) -> None:
+    """Adds a flag for each setting of a recipe. titles: keys of RECIPE_GROUPS; note: follows each title in the help."""
+    parser.add_argument("--set", nargs="+", action=_Gone, help=argparse.SUPPRESS)
+    seen: set[str] = set()
+    for title in titles:
+        group, settings = parser.add_argument_group(f"{title} ({note})"), RECIPE_GROUPS[title]
+        add_flags(group, settings, without=tuple(seen), negatable=True)
+        seen |= {*names_of(settings)}
+
+
+def add_segmenter(parser: argparse.ArgumentParser) -> None:
+    """Adds --segmenter."""
+    text = "splits a line into words (str -> list of str), for whole-word masking in languages without spaces"
+    parser.add_argument("--segmenter", metavar="MODULE:FUNCTION", help=text)
+
+
+def segmenter(given: str) -> Any:
+    """Imports the function that MODULE:FUNCTION names."""
+    module, _, name = given.partition(":")
+    sys.path.append(os.getcwd())  # last, so that no file there hides an installed package, in the workers too
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        found = getattr(sys.modules.get(module), "__file__", None)
+        raise BertKerasError(
+            f"--segmenter {given}: {error}{f' of {found}' if found else ''}; give MODULE:FUNCTION that can be imported."
+        ) from error

@@ -4,40 +4,27 @@ TensorFlow is imported when a command runs; flags and help need none.
 """
 
 import argparse
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bert_keras.cli.console import (
-    PATH,
-    SEVERAL,
-    Command,
-    say,
-    start,
-    table,
-)
+from bert_keras.cli.console import PATH, SEVERAL, Command, add_parser, say, start, table
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import add_flags, given_settings
 from bert_keras.tasks.commands.finetuning import open_given_task
 from bert_keras.tasks.commands.flags import (
     CHECKPOINT_HELP,
+    TEXT_HELP,
+    TEXT_NOTES,
+    VOCAB_HELP,
     add_feature_cache,
+    add_recipe_settings,
     add_strategy,
     add_task,
     add_task_options,
     start_strategy,
 )
-from bert_keras.tasks.commands.text_flags import (
-    TEXT_HELP,
-    TEXT_NOTES,
-    VOCAB_HELP,
-    pair,
-    settings_of,
-)
 from bert_keras.tasks.hparams import OF_FEATURES, Hparams
 from bert_keras.tasks.options import (
-    ABLATIONS,
-    APPROACHES,
     TASK_OPTIONS,
     AblationOptions,
     ApproachOptions,
@@ -46,20 +33,34 @@ from bert_keras.tasks.options import (
     ProbeOptions,
     ProtocolOptions,
 )
-from bert_keras.tasks.study.approach_rows import NOT_IN_APPROACHES
+from bert_keras.tasks.pretraining.recipes import CLASSES
+from bert_keras.tasks.study.rows import ABLATIONS, APPROACHES, NOT_IN_APPROACHES, SCORED
 
 OUTPUT_HELP = "folder for all runs; finished runs in it are not repeated"
 
 
 def _add_ablate(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_subparsers(dest="ablation", required=True, metavar="ABLATION")
+    for name, ablation in ABLATIONS.items():
+        own = add_parser(group, name, f"{ablation.title}, with pre-training", epilog=TEXT_NOTES)
+        own.add_argument("--text", **PATH, **SEVERAL, required=True, help=TEXT_HELP)
+        own.add_argument("--vocab", **PATH, required=True, help=VOCAB_HELP)
+        _add_runs(own)
+        add_flags(own, AblationOptions, only=("scale",))
+        note = "defaults: those of --scale and of the table's rows, else those of the recipe bert"
+        add_recipe_settings(own, note=note)
+    for name, approaches in APPROACHES.items():
+        own = add_parser(group, name, f"{approaches.title}, from a checkpoint")
+        own.add_argument("--checkpoint", **PATH, required=True, help=CHECKPOINT_HELP)
+        _add_runs(own)
+        add_flags(own, ApproachOptions)
+        add_flags(own, Hparams, without=NOT_IN_APPROACHES)
+        add_task_options(own)
+
+
+def _add_runs(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of every ablation."""
     add = parser.add_argument
-    add(
-        "ablation",
-        choices=(*ABLATIONS, *APPROACHES),
-        help="with pre-training: BERT's table 5 (tasks), 6 (size), 8 (masking) or figure 5 (steps), the masking rate, or "
-        "RoBERTa's table 2 (input-format); from --checkpoint: table 7 (layers), or fine-tuning, features and random weights "
-        "(approaches)",
-    )
     for name, text in (
         (
             "--data",
@@ -74,56 +75,20 @@ def _add_ablate(parser: argparse.ArgumentParser) -> None:
         **SEVERAL,
         help="tasks to train on (default: from --scale; layers: conll2003; approaches: those of --data)",
     )
-    add_flags(parser, AblationOptions, without=("scale",))
+    add_flags(parser, AblationOptions, only=("restarts",))
     add_strategy(parser)
-    group = parser.add_argument_group(f"only with pre-training ({', '.join(ABLATIONS)})")
-    _add_pretraining_flags(group)
-    group = parser.add_argument_group(f"only from a checkpoint ({', '.join(APPROACHES)})")
-    _add_approach_flags(group)
-
-
-def _add_pretraining_flags(parser: Any) -> None:
-    add = functools.partial(parser.add_argument, default=argparse.SUPPRESS)
-    add("--text", **PATH, **SEVERAL, help=f"needed: {TEXT_HELP}")
-    add("--vocab", **PATH, help=f"needed: {VOCAB_HELP}")
-    add("--set", **SEVERAL, metavar="NAME=VALUE", help="settings for every pre-training")
-    add_flags(parser, AblationOptions, without=("restarts",))
-
-
-def _add_approach_flags(parser: Any) -> None:
-    parser.add_argument("--checkpoint", **PATH, default=argparse.SUPPRESS, help=f"needed: {CHECKPOINT_HELP}")
-    add_flags(parser, ApproachOptions)
-    add_flags(parser, Hparams, without=NOT_IN_APPROACHES)
-    add_task_options(parser)
-
-
-def _check_kind(args: argparse.Namespace) -> None:
-    """Raises BertKerasError for a flag that the ablation needs and lacks, and for flags of the other kind of ablation."""
-    kinds = []
-    for add in (_add_pretraining_flags, _add_approach_flags):
-        parser = argparse.ArgumentParser(add_help=False)
-        add(parser)
-        kinds.append([(action.dest, action.option_strings[0]) for action in parser._actions])
-    own, others = kinds[:: -1 if args.ablation in APPROACHES else 1]
-    needed = ("checkpoint",) if args.ablation in APPROACHES else ("text", "vocab")
-    if missing := [flag for name, flag in own if name in needed and not hasattr(args, name)]:
-        raise BertKerasError(f"ablate {args.ablation} needs {' and '.join(missing)}; give it.")
-    if given := [flag for name, flag in others if hasattr(args, name)]:
-        without = (
-            "trains from a checkpoint, without pre-training"
-            if args.ablation in APPROACHES
-            else "pre-trains its own models"
-        )
-        raise BertKerasError(f"ablate {args.ablation} {without}: leave out {', '.join(given)}.")
 
 
 def _pairs(flag: str, given: Sequence[str]) -> dict[str, str]:
     """The values of NAME=VALUE. Raises BertKerasError for a repeated name."""
-    found = dict(map(pair, given))
-    if len(found) < len(given):
-        names = [pair(one)[0] for one in given]
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise BertKerasError(f"{flag} has {repeated} more than once; give each name once.")
+    found: dict[str, str] = {}
+    for one in given:
+        name, equals, value = one.partition("=")
+        if not equals:
+            raise BertKerasError(f"{one!r} has no name; give NAME=VALUE.")
+        if name in found:
+            raise BertKerasError(f"{flag} has {name} more than once; give each name once.")
+        found[name] = value
     return found
 
 
@@ -139,8 +104,12 @@ def _sources(args: argparse.Namespace) -> dict[str, Any]:
     return data
 
 
+def _print(tables: Iterable[Any]) -> None:
+    for title, columns, rows in tables:
+        table(columns, rows, title=title)
+
+
 def _run_ablate(args: argparse.Namespace) -> None:
-    _check_kind(args)
     data = _sources(args)
     start_strategy(args.strategy)
     how = {
@@ -150,33 +119,32 @@ def _run_ablate(args: argparse.Namespace) -> None:
         "strategy_name": args.strategy,
         "log": say,
     }
-    made = (_approaches if args.ablation in APPROACHES else _pretrained)(args, how)
-    for title, columns, rows in made:
-        table(columns, rows, title=title)
+    found = (_approaches if args.ablation in APPROACHES else _pretrained)(args, how)
+    from bert_keras.tasks.study.report import comparison_tables
+
+    _print(comparison_tables(found))
     print(f"the runs are in {args.output}")
 
 
-def _pretrained(args: argparse.Namespace, how: Mapping[str, Any]) -> Iterable[Any]:
+def _pretrained(args: argparse.Namespace, how: Mapping[str, Any]) -> Any:
     from bert_keras import checkpoints
     from bert_keras.tasks.pretraining.corpus import open_corpora
-    from bert_keras.tasks.study import ablations
+    from bert_keras.tasks.study.ablations import run_ablation
 
-    outcomes = ablations.run_ablation(
+    return run_ablation(
         args.ablation,
         documents=open_corpora(args.text),
         tokenizer=checkpoints.load_tokenizer(args.vocab),
-        changes=settings_of(getattr(args, "set", [])),
+        changes=given_settings(args, *CLASSES),
         **how,
         **given_settings(args, AblationOptions),
     )
-    return ablations.tables(args.ablation, outcomes)
 
 
-def _approaches(args: argparse.Namespace, how: Mapping[str, Any]) -> Iterable[Any]:
-    from bert_keras.tasks.study.approach_results import tables
+def _approaches(args: argparse.Namespace, how: Mapping[str, Any]) -> Any:
     from bert_keras.tasks.study.approaches import run_approaches
 
-    results = run_approaches(
+    return run_approaches(
         args.ablation,
         checkpoint=args.checkpoint,
         settings=given_settings(args, Hparams),
@@ -185,7 +153,6 @@ def _approaches(args: argparse.Namespace, how: Mapping[str, Any]) -> Iterable[An
         **how,
         **given_settings(args, AblationOptions, ApproachOptions),
     )
-    return tables(results)
 
 
 def _add_probe(parser: argparse.ArgumentParser) -> None:
@@ -214,8 +181,7 @@ def _run_probe(args: argparse.Namespace) -> None:
         log=say,
         **given_settings(args, ProbeOptions),
     )
-    for title, columns, rows in tables(results):
-        table(columns, rows, title=title)
+    _print(tables(results))
     print(f"the results are in {args.output}")
 
 
@@ -234,7 +200,7 @@ def _add_protocol(parser: argparse.ArgumentParser) -> None:
 def _run_protocol(args: argparse.Namespace) -> None:
     start_strategy(args.strategy)
     from bert_keras.tasks.study.protocol import run_protocol
-    from bert_keras.tasks.study.summary import tables
+    from bert_keras.tasks.study.report import summary_tables
 
     task, hparams = open_given_task(args, holds_out=False)
     summary = run_protocol(
@@ -248,8 +214,7 @@ def _run_protocol(args: argparse.Namespace) -> None:
         log=say,
         **given_settings(args, ProtocolOptions),
     )
-    for title, columns, rows in tables([summary], title=f"{task.name}: {args.output}"):
-        table(columns, rows, title=title)
+    _print(summary_tables([summary], title=f"{task.name}: {args.output}"))
     print(f"the best run is in {summary.best.path}")
 
 
@@ -268,11 +233,11 @@ def _add_glue(parser: argparse.ArgumentParser) -> None:
 
 def _run_glue(args: argparse.Namespace) -> None:
     start_strategy(args.strategy)
-    from bert_keras.tasks.study import glue_protocol
-    from bert_keras.tasks.study.summary import tables
+    from bert_keras.tasks.study.protocol import glue_score, run_glue
+    from bert_keras.tasks.study.report import summary_tables
 
-    summaries = glue_protocol.run_protocol(
-        args.tasks or glue_protocol.SCORED,
+    summaries = run_glue(
+        args.tasks or SCORED,
         data=args.data,
         checkpoint=args.checkpoint,
         output=args.output,
@@ -282,10 +247,9 @@ def _run_glue(args: argparse.Namespace) -> None:
         log=say,
         **given_settings(args, ProtocolOptions, ClassifierOptions, GlueOptions),
     )
-    for title, columns, rows in tables(summaries, title="GLUE"):
-        table(columns, rows, title=title)
-    score, tasks = glue_protocol.glue_score(summaries), len(glue_protocol.SCORED)
-    print(f"GLUE score on dev: {score:.4f}, the mean of {len(summaries)} of {tasks} tasks")
+    _print(summary_tables(summaries, title="GLUE"))
+    score = glue_score(summaries)
+    print(f"GLUE score on dev: {score:.4f}, the mean of {len(summaries)} of {len(SCORED)} tasks")
     print(f"the runs are in {args.output}")
 
 
@@ -296,7 +260,7 @@ COMMANDS = {
         "    --output runs/ablation",
         _add_ablate,
         _run_ablate,
-        notes=TEXT_NOTES,
+        notes="bert-keras ablate ABLATION --help lists the flags of an ablation.\n\n",
         trains=True,
     ),
     "probe": Command(

@@ -12,7 +12,7 @@ import numpy as np
 from bert_keras.errors import BertKerasError
 
 
-def columns_of(x: Any, names: Sequence[str], *, nested: Sequence[str] = ()) -> dict[str, np.ndarray]:
+def read_columns(x: Any, names: Sequence[str], *, nested: Sequence[str] = ()) -> dict[str, np.ndarray]:
     """The columns of texts by name, bytes in object arrays [N], or [N, K] for the names in `nested`.
 
     Raises BertKerasError for a missing column, columns of unequal lengths, and a value that is not text, with its row.
@@ -57,20 +57,21 @@ def _by_name(x: Any, names: Sequence[str]) -> Mapping[str, Any]:
 def _texts(values: Any, name: str, *, nested: bool) -> np.ndarray:
     if isinstance(values, str | bytes):
         raise BertKerasError(f"{name} is one string; give a list of strings, for example [{name}].")
-    rows = [*values_of(values)]
+    rows = [*list_values(values)]
     if not nested:
         return np.array([_bytes(row, f"{name}, row {i}") for i, row in enumerate(rows)], object)
-    counts = {len(values_of(row)) for row in rows}
+    counts = {len(list_values(row)) for row in rows}
     if len(counts) > 1:
         raise BertKerasError(
             f"{name}: rows have {min(counts)} to {max(counts)} texts; give each row as many."
         )
     return np.array(
-        [[_bytes(text, f"{name}, row {i}") for text in values_of(row)] for i, row in enumerate(rows)], object
+        [[_bytes(text, f"{name}, row {i}") for text in list_values(row)] for i, row in enumerate(rows)],
+        object,
     ).reshape(len(rows), -1)
 
 
-def values_of(values: Any) -> list[Any]:
+def list_values(values: Any) -> list[Any]:
     """The values of a list, array, data frame's column or tensor. Raises BertKerasError for another object."""
     if hasattr(values, "columns"):
         raise BertKerasError(
@@ -123,7 +124,7 @@ def class_ids(y: Any, labels: Sequence[str]) -> np.ndarray:
 
     Where all labels are whole numbers in digits, such as "1" to "5", a number is a name.
     """
-    rows, resolve = values_of(y), class_resolver(labels)
+    rows, resolve = list_values(y), class_resolver(labels)
     found = [resolve(value) for value in rows]
     if None in found:
         row = found.index(None)
@@ -136,7 +137,7 @@ def class_ids(y: Any, labels: Sequence[str]) -> np.ndarray:
 
 def scores(y: Any) -> np.ndarray:
     """Scores float32 [N]. Raises BertKerasError for a value that is not a finite number, with its row."""
-    rows = values_of(y)
+    rows = list_values(y)
     for row, value in enumerate(rows):
         if isinstance(value, str | bytes) or not np.isscalar(value) or not np.isfinite(value):
             raise BertKerasError(f"score {value!r} in row {row}; give a finite number.")
@@ -145,7 +146,7 @@ def scores(y: Any) -> np.ndarray:
 
 def label_sets(y: Any, labels: Sequence[str]) -> np.ndarray:
     """Any number of labels for each text as float32 [N, C] of 0 and 1, from lists of names or from such an array."""
-    rows = [values_of(row) for row in values_of(y)]
+    rows = [list_values(row) for row in list_values(y)]
     found = np.zeros((len(rows), len(labels)), np.float32)
     ids = {label: i for i, label in enumerate(labels)}
     for row, values in enumerate(rows):

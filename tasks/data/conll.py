@@ -1,4 +1,4 @@
-"""Reads named entities in CoNLL's format: one word and its tag per line, from files or TensorFlow Datasets.
+"""Reads named entities in CoNLL's format: one word and its tag per line, from files or TensorFlow Datasets; tag schemes.
 
 Ada   NNP I-NP I-PER     the word is the first column, its tag the last
 wrote VBD I-VP O         a blank line ends a sentence, -DOCSTART- starts a document
@@ -9,17 +9,35 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from seqeval.metrics.sequence_labeling import get_entities
+
 from bert_keras.errors import BertKerasError
-from bert_keras.io.json_files import short
-from bert_keras.io.paths import path_of
-from bert_keras.tasks.data.sources import (
-    Source,
-    load_tfds,
-    numbered_lines,
-    refuse_forms,
-    split_file,
-)
-from bert_keras.tasks.data.tag_schemes import OUTSIDE, SCHEMES, convert
+from bert_keras.io.json_files import shortened
+from bert_keras.io.paths import to_path
+from bert_keras.tasks.data.sources import Source, load_tfds, numbered_lines, refuse_forms, split_file
+
+OUTSIDE = "O"
+
+
+class Scheme(NamedTuple):
+    """The tag prefixes of the words of an entity.
+
+    adjoining: the prefix of the first word right after an entity of the same type; None if it is the usual prefix
+    """
+
+    first: str
+    inside: str
+    last: str
+    alone: str
+    adjoining: str | None = None
+
+
+SCHEMES = {
+    "IOB2": Scheme("B", "I", "I", "B"),
+    "IOB1": Scheme("I", "I", "I", "I", adjoining="B"),
+    "BIOES": Scheme("B", "I", "E", "S"),
+}
+_PREFIXES = ("B-", "I-", "E-", "S-")
 
 DOCSTART = "-DOCSTART-"
 FILES = {
@@ -60,12 +78,12 @@ class Corpus(NamedTuple):
     marked: bool
 
 
-def corpus_of(source: Source | None, split: str) -> Corpus:
+def load_corpus(source: Source | None, split: str) -> Corpus:
     """The corpus of a split, from files or from TensorFlow Datasets."""
-    return from_tfds(split) if source is None else read(split_file(source, split, FILES))
+    return _load_tfds_corpus(split) if source is None else read_corpus(split_file(source, split, FILES))
 
 
-def read(path: str | Path, *, column: int = -1, least: int = 2, most: int | None = None) -> Corpus:
+def read_corpus(path: str | Path, *, column: int = -1, least: int = 2, most: int | None = None) -> Corpus:
     """Reads a plain or gzipped file with columns separated by spaces or tabs.
 
     column: the place of the tags; CoNLL-2003 has parts of speech in 1, chunks in 2 and entities in the last
@@ -76,7 +94,7 @@ def read(path: str | Path, *, column: int = -1, least: int = 2, most: int | None
     Raises BertKerasError for a line without a tag, or with more or fewer columns than the first line.
     """
     refuse_forms(
-        path_of(path),
+        to_path(path),
         (".csv", ".json", ".jsonl", ".parquet"),
         "tags are read from text of one word and its tag a line (.txt), with a blank line after each sentence; write that, or "
         "give lists of words and of tags to fit of bert_keras.tagger in Python",
@@ -84,7 +102,7 @@ def read(path: str | Path, *, column: int = -1, least: int = 2, most: int | None
     documents: list[list[Sentence]] = [[]]
     marked, expected, open_sentence = False, 0, False
     source = f"{path}, line"
-    for number, line in numbered_lines(path_of(path)):
+    for number, line in numbered_lines(to_path(path)):
         columns = re.split("[ \t]+", line.strip(" \t\r"))
         if columns == [""]:
             open_sentence = False
@@ -116,7 +134,7 @@ def read(path: str | Path, *, column: int = -1, least: int = 2, most: int | None
     return Corpus(documents, marked)
 
 
-def from_tfds(split: str) -> Corpus:
+def _load_tfds_corpus(split: str) -> Corpus:
     """A split of conll2003 in TensorFlow Datasets, which does not mark documents."""
     if split not in TFDS_SPLITS:
         raise BertKerasError(f"there is no split {split!r}; the splits are {', '.join(TFDS_SPLITS)}.")
@@ -127,7 +145,7 @@ def from_tfds(split: str) -> Corpus:
         words = [word.decode() for word in example["tokens"]]
         if bad := next((word for word in words if re.search("[ \n]", word) or not word), None):
             raise BertKerasError(
-                f"{source} {number}: the word {short(bad)} is blank or contains a blank; give words without blanks."
+                f"{source} {number}: the word {shortened(bad)} is blank or contains a blank; give words without blanks."
             )
         if words:
             tags = [names[tag] for tag in example["ner"]]
@@ -145,19 +163,60 @@ def check_tags(sentences: Iterable[Sentence], scheme: str) -> None:
             if tag != OUTSIDE and not (prefix in known and kind):
                 expected = ", ".join(f"{prefix}-TYPE" for prefix in sorted(known))
                 raise BertKerasError(
-                    f"{sentence.where(word)}: unknown tag {short(tag)}; {scheme}, the scheme of the training file, has O, "
+                    f"{sentence.where(word)}: unknown tag {shortened(tag)}; {scheme}, the scheme of the training file, has O, "
                     f"{expected}."
                 )
 
 
-def misfits(sentences: Iterable[Sentence], scheme: str) -> Iterator[str]:
+def find_misfits(sentences: Iterable[Sentence], scheme: str) -> Iterator[str]:
     """Yields the lines of tags that differ from the scheme's tags for the same entities."""
     for sentence in sentences:
-        for word, expected in enumerate(convert(sentence.tags, scheme)):
+        for word, expected in enumerate(convert_tags(sentence.tags, scheme)):
             if sentence.tags[word] != expected:
                 yield sentence.where(word)
 
 
 def detect_scheme(sentences: Sequence[Sentence]) -> str:
     """The scheme of SCHEMES that fits most tags."""
-    return min(SCHEMES, key=lambda scheme: sum(1 for _ in misfits(sentences, scheme)))
+    return min(SCHEMES, key=lambda scheme: sum(1 for _ in find_misfits(sentences, scheme)))
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Tag schemes: IOB1, IOB2 and BIOES, read as conlleval reads them
+
+
+class Entity(NamedTuple):
+    """The type of an entity, and its first and last word."""
+
+    type: str
+    first: int
+    last: int
+
+
+def find_entities(tags: Sequence[str]) -> list[Entity]:
+    """The entities of a sentence's tags in any scheme, from seqeval: "I-" after another type starts an entity.
+
+    A tag that is in no scheme counts as O.
+    """
+    known = [tag if tag.startswith(_PREFIXES) and len(tag) > 2 else OUTSIDE for tag in tags]
+    return [Entity(*found) for found in get_entities(known)]
+
+
+def write_tags(entities: Iterable[Entity], *, length: int, scheme: str) -> list[str]:
+    """The tags of a sentence of `length` words with the given entities, in a scheme of SCHEMES."""
+    form = SCHEMES[scheme]
+    tags = [OUTSIDE] * length
+    before = Entity("", -2, -2)
+    for entity in entities:
+        inside = entity.last - entity.first - 1
+        prefixes = [form.alone] if inside < 0 else [form.first, *[form.inside] * inside, form.last]
+        if form.adjoining and (before.type, before.last + 1) == (entity.type, entity.first):
+            prefixes[0] = form.adjoining
+        tags[entity.first : entity.last + 1] = [f"{prefix}-{entity.type}" for prefix in prefixes]
+        before = entity
+    return tags
+
+
+def convert_tags(tags: Sequence[str], scheme: str) -> list[str]:
+    """The tags of a sentence, converted from any scheme to `scheme`."""
+    return write_tags(find_entities(tags), length=len(tags), scheme=scheme)

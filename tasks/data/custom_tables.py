@@ -1,47 +1,41 @@
-"""A user's own table as a row of GLUE: its text columns, its label column and the labels in it."""
+"""A user's own table as a data set: its text columns, its label column and the labels in it."""
 
-import contextlib
 import dataclasses
+import keyword
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from bert_keras.errors import BertKerasError, MissingFileError, listed
-from bert_keras.io.json_files import short
-from bert_keras.tasks.data.glue_files import (
+from bert_keras.errors import BertKerasError, first_names
+from bert_keras.io.json_files import shortened
+from bert_keras.tasks.data.glue import (
     COLUMN_ADVICE,
-    check_source,
-    is_folder,
-    label_of,
-    labels_of,
-    number_of,
-    split_path,
-)
-from bert_keras.tasks.data.glue_rows import (
-    CUSTOM,
     IDX,
     LABEL,
     ROWS,
-    GlueRow,
-    SplitFile,
-    check_row,
-    names_a_text,
-    standard_splits,
+    TextDataSet,
+    check_source,
+    find_split,
+    name_splits,
+    read_label,
+    read_labels,
+    read_number,
 )
-from bert_keras.tasks.data.label_types import LABEL_TYPES
 from bert_keras.tasks.data.sources import Source
-from bert_keras.tasks.data.tables import Row, column_names, read_rows
+from bert_keras.tasks.data.tables import TableRow, column_names, read_table
 from bert_keras.tasks.options import ColumnOptions
 
+CUSTOM = "custom"  # the name of a user's own data
+NAMES = (*ROWS, CUSTOM)
+TAKEN = (LABEL, IDX, "row", "self", "sample_weight")  # names that a text cannot have
 # Columns that are no text, in any case: pandas writes an index without a name, reads it as one of the last, and in Parquet writes
 # the other.
 NO_TEXT = (IDX, "index", "id", "", "unnamed: 0", "__index_level_0__")
-
 ENOUGH_ROWS = 20  # with another word in each row, a column holds the names of the rows
 
 
-def row_of(name: str, source: Source | None, options: ColumnOptions | None = None) -> GlueRow:
-    """The row named `name`; for "custom", the training file defines the row. Options replace the columns.
+def open_data_set(name: str, source: Source | None, options: ColumnOptions | None = None) -> TextDataSet:
+    """The data set named `name`; for "custom", the training file defines it. Options replace the columns.
 
     Raises BertKerasError for an unreadable file, with its line, and MissingFileError for a missing one.
     """
@@ -51,22 +45,22 @@ def row_of(name: str, source: Source | None, options: ColumnOptions | None = Non
             "text_column and label_column are columns of files; give the files too (--data)."
         )
     if name != CUSTOM:
-        return _with_columns(ROWS[name], options)
+        return replace_columns(ROWS[name], options)
     if source is None:
         raise BertKerasError(
             "custom reads its labels from files; give a training file, or a folder that holds train.tsv and dev.tsv."
         )
     check_source(source)
-    return _own_row(source, options)
+    return _read_own_data_set(source, options)
 
 
-def _with_columns(row: GlueRow, options: ColumnOptions) -> GlueRow:
-    """A row of GLUE for files with other columns."""
+def replace_columns(data: TextDataSet, options: ColumnOptions) -> TextDataSet:
+    """A data set of GLUE for files with other columns."""
     if options.label_type is not None:
-        raise BertKerasError(f"label_type applies only to custom; {row.name} has its own type of labels.")
-    if options.text_column is not None and len(options.text_column) != len(row.text):
+        raise BertKerasError(f"label_type applies only to custom; {data.name} has its own type of labels.")
+    if options.text_column is not None and len(options.text_column) != len(data.text):
         raise BertKerasError(
-            f"text_column is {', '.join(options.text_column)}; {row.name} reads {len(row.text)}: {', '.join(row.text)}."
+            f"text_column is {', '.join(options.text_column)}; {data.name} reads {len(data.text)}: {', '.join(data.text)}."
         )
     splits = {
         split: dataclasses.replace(
@@ -74,47 +68,51 @@ def _with_columns(row: GlueRow, options: ColumnOptions) -> GlueRow:
             text=tuple(options.text_column or file.text),
             label=file.label and (options.label_column or file.label),
         )
-        for split, file in row.splits.items()
+        for split, file in data.splits.items()
     }
-    return dataclasses.replace(row, splits=splits)
+    return dataclasses.replace(data, splits=splits)
 
 
-def _own_row(source: Source, options: ColumnOptions) -> GlueRow:
-    label = options.label_column or LABEL
-    empty = GlueRow(
-        name=CUSTOM,
-        folder="",
-        text=(),
-        labels=(),
-        file_labels=(),
-        measures=(),
-        splits=standard_splits("text", label=label),
+def make_own_data_set(
+    labels: Sequence[str],
+    *,
+    text: Sequence[str],
+    label_type: str,
+    name: str = CUSTOM,
+    columns: Sequence[str] | None = None,
+    label: str = LABEL,
+) -> TextDataSet:
+    """Tables with labelled texts. columns: those of the texts; None takes the names of the texts."""
+    splits = name_splits(*(columns or text), label=label, test_label=label)
+    return TextDataSet(
+        name=name,
+        text=tuple(text),
+        labels=tuple(labels),
+        file_labels=tuple(labels),
+        label_type=label_type,
+        splits=splits,
     )
-    train = split_path(empty, "train", source)
+
+
+def _read_own_data_set(source: Source, options: ColumnOptions) -> TextDataSet:
+    label = options.label_column or LABEL
+    train = find_split(make_own_data_set((), text=(), label_type="class"), "train", source)
     columns = column_names(train)
-    text = _text_columns(train, columns, label, options)
-    rows = list(read_rows(train, [*text, label], advice=COLUMN_ADVICE))
+    text = _choose_text_columns(train, columns, label, options)
+    rows = list(read_table(train, [*text, label], advice=COLUMN_ADVICE))
     if not rows:
         raise BertKerasError(f"{train} has no examples; give at least one line under the header.")
     if options.text_column is None and len(text) == 2:
         _check_both_are_texts(train, text, rows)
     rows = [row._replace(values=row.values[-1:]) for row in rows]
-    label_type = options.label_type or _guessed_type(train, label, rows)
-    labels = _labels(train, label, rows, label_type)
-    row = dataclasses.replace(
-        empty,
-        text=_text_names(text),
-        labels=labels,
-        file_labels=labels,
-        measures=LABEL_TYPES[label_type].measures,
-        splits=_splits(empty, source, text, label),
-        multi=label_type == "multi",
-    )
-    check_row(row)
-    return row
+    label_type = options.label_type or _guess_type(train, label, rows)
+    labels = _find_labels(train, label, rows, label_type)
+    return make_own_data_set(labels, text=_name_texts(text), label_type=label_type, columns=text, label=label)
 
 
-def _text_columns(path: Path, columns: Sequence[str], label: str, options: ColumnOptions) -> tuple[str, ...]:
+def _choose_text_columns(
+    path: Path, columns: Sequence[str], label: str, options: ColumnOptions
+) -> tuple[str, ...]:
     if options.text_column is not None:
         if label in options.text_column:
             raise BertKerasError(f"the column {label!r} is the label and a text; give different columns.")
@@ -122,12 +120,12 @@ def _text_columns(path: Path, columns: Sequence[str], label: str, options: Colum
     text = tuple(column for column in columns if column != label and column.casefold() not in NO_TEXT)
     if label in columns and len(text) not in (1, 2):
         raise BertKerasError(
-            f"{path} has the text columns {listed(map(short, text))}; name one or two with --text-column."
+            f"{path} has the text columns {first_names(map(shortened, text))}; name one or two with --text-column."
         )
     return text
 
 
-def _check_both_are_texts(path: Path, text: Sequence[str], rows: Sequence[Row]) -> None:
+def _check_both_are_texts(path: Path, text: Sequence[str], rows: Sequence[TableRow]) -> None:
     """Raises BertKerasError if one of two columns that nobody named is numbers, names of rows, or the label in other words."""
     *columns, labels = zip(*([str(value).strip() for value in row.values] for row in rows), strict=True)
     for name, values in zip(text, columns, strict=True):
@@ -136,7 +134,7 @@ def _check_both_are_texts(path: Path, text: Sequence[str], rows: Sequence[Row]) 
         named = count == len(rows) >= ENOUGH_ROWS and not any(re.search(r"\s", value) for value in values)
         reasons = {
             "says the same as the label": same,
-            "holds only numbers": all(number_of(value) is not None for value in values),
+            "holds only numbers": all(read_number(value) is not None for value in values),
             "has another word in each row": named,
         }
         if found := next((reason for reason, applies in reasons.items() if applies), None):
@@ -145,7 +143,7 @@ def _check_both_are_texts(path: Path, text: Sequence[str], rows: Sequence[Row]) 
             )
 
 
-def _text_names(columns: Sequence[str]) -> tuple[str, ...]:
+def _name_texts(columns: Sequence[str]) -> tuple[str, ...]:
     """The names of the texts in examples and signatures: the columns' names, as ASCII letters, digits and _."""
     names = []
     for column in columns:
@@ -156,13 +154,18 @@ def _text_names(columns: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _guessed_type(path: Path, label: str, rows: Sequence[Row]) -> str:
+def names_a_text(name: str) -> bool:
+    """True for a name that a text can have in Python, in examples and in signatures."""
+    return name.isidentifier() and not keyword.iskeyword(name) and name not in TAKEN
+
+
+def _guess_type(path: Path, label: str, rows: Sequence[TableRow]) -> str:
     """The type of labels that are lists, or texts. Numbers may be classes or scores, so they are an error."""
     values = [row.values[0] for row in rows]
     if any(isinstance(value, list) for value in values):
         return "multi"
-    if all(number_of(value) is not None for value in values):
-        found = listed(sorted({str(value).strip() for value in values}), 5)
+    if all(read_number(value) is not None for value in values):
+        found = first_names(sorted({str(value).strip() for value in values}), 5)
         raise BertKerasError(
             f"{path}: all labels in the column {label!r} are numbers ({found}); give --label-type class if each number "
             "stands for a class, or --label-type score if the model must predict the number."
@@ -170,13 +173,13 @@ def _guessed_type(path: Path, label: str, rows: Sequence[Row]) -> str:
     return "class"
 
 
-def _labels(path: Path, label: str, rows: Sequence[Row], label_type: str) -> tuple[str, ...]:
+def _find_labels(path: Path, label: str, rows: Sequence[TableRow], label_type: str) -> tuple[str, ...]:
     """The labels in a training file, sorted; none for scores."""
     if label_type == "score":
         return ()
     found = set[str]()
     for where, _, (value,) in rows:
-        names = labels_of(value, where) if label_type == "multi" else [label_of(value, where)]
+        names = read_labels(value, where) if label_type == "multi" else [read_label(value, where)]
         if "" in names:
             raise BertKerasError(f"{where}: the label is empty; give every line a label.")
         found.update(names)
@@ -186,14 +189,3 @@ def _labels(path: Path, label: str, rows: Sequence[Row], label_type: str) -> tup
             f"{path} has the labels {', '.join(map(repr, found)) or '(none)'} in the column {label!r}; give {wanted} or more."
         )
     return tuple(sorted(found))
-
-
-def _splits(row: GlueRow, source: Source, text: Sequence[str], label: str) -> dict[str, SplitFile]:
-    """The standard splits; a folder may have a test file, with or without labels."""
-    splits = standard_splits(*text, label=label)
-    test = splits.pop("test")
-    if is_folder(source):
-        with contextlib.suppress(MissingFileError):
-            labelled = label in column_names(split_path(row, "test", source))
-            splits["test"] = dataclasses.replace(test, label=label if labelled else None)
-    return splits

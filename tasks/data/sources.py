@@ -11,13 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from bert_keras.errors import (
-    BertKerasError,
-    MissingFileError,
-    first_line,
-    listed,
-)
-from bert_keras.io.paths import did_you_mean, path_of
+from bert_keras.errors import BertKerasError, MissingFileError, first_line, first_names
+from bert_keras.io.paths import did_you_mean, to_path
 
 if TYPE_CHECKING:  # slow to import, and the flags of commands need none of it
     import tensorflow as tf
@@ -46,7 +41,7 @@ def split_file(source: Source, split: str, names: Mapping[str, tuple[str, ...]])
                 f"the {split} split has no file, only {', '.join(source)} has; give a file for {split}."
             )
         return split_file(source[split], split, names)
-    path = path_of(source)
+    path = to_path(source)
     if path.is_dir():
         found = next((path / name for name in names[split] if (path / name).is_file()), None)
         if found is None:
@@ -61,7 +56,7 @@ def split_file(source: Source, split: str, names: Mapping[str, tuple[str, ...]])
 
 def check_dev_split(source: Any) -> None:
     """Raises BertKerasError for a single file: it would be the dev split too. source: as a task takes it, or None."""
-    if isinstance(source, str | Path) and path_of(source).is_file():
+    if isinstance(source, str | Path) and to_path(source).is_file():
         raise BertKerasError(
             f"{source} is one file, without a dev split; give a folder that holds both, or each split's file."
         )
@@ -85,7 +80,7 @@ def missing_source(path: Path) -> MissingFileError:
 def listing(folder: Path) -> str:
     """The first names in a folder, for an error."""
     names = sorted(entry.name for entry in folder.iterdir())
-    return listed(names, 10) if names else "no files"
+    return first_names(names, 10) if names else "no files"
 
 
 @contextlib.contextmanager

@@ -5,7 +5,8 @@
 .jsonl    one object per line
 .parquet  columns of strings, numbers or lists
 
-Files of text are UTF-8, with or without a byte order mark, and may be gzipped (.csv.gz); blank lines are skipped.
+Files of text are UTF-8, with or without a byte order mark, and may be gzipped (.csv.gz); blank lines are skipped. A data set is a
+choice of columns: GLUE, SWAG, CODAH, cloze tests, a user's own table and the examples of `predict` are read here.
 """
 
 import contextlib
@@ -13,25 +14,24 @@ import csv
 import itertools
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bert_keras.errors import (
-    BertKerasError,
-    MissingFileError,
-    first_line,
-    listed,
-)
-from bert_keras.io.json_files import parse_json, short
-from bert_keras.io.paths import did_you_mean
-from bert_keras.io.remote_paths import is_remote
+from bert_keras.errors import BertKerasError, MissingFileError, first_line, first_names
+from bert_keras.io.json_files import parse_json, shortened
+from bert_keras.io.paths import did_you_mean, is_remote, to_path
 from bert_keras.tasks.data.sources import (
     MAX_LINE_BYTES,
     MAX_UNPACKED_BYTES,
+    bounded_lines,
+    check_text,
+    decoded_lines,
     ended_lines,
     listing,
     nonblank_lines,
+    refuse_forms,
+    without_end,
 )
 
 ENDINGS = (".tsv", ".csv", ".jsonl", ".parquet")
@@ -42,12 +42,12 @@ _SEPARATED = {".tsv": "tab-separated ", ".csv": "comma-separated "}
 _SEPARATOR = {".tsv": "tabs", ".csv": "commas"}
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """One row of a table.
 
     where: the file and the line from 1, or the row of Parquet from 1, for errors
     idx: the position among the rows, from 0; a row that is skipped counts
-    values: strings; in JSON and Parquet, any values
+    values: strings; in JSON and Parquet, any values; None in an optional column that is not there
     """
 
     where: str
@@ -55,7 +55,7 @@ class Row(NamedTuple):
     values: list[Any]
 
 
-def ending_of(path: Path) -> str | None:
+def get_ending(path: Path) -> str | None:
     """The member of ENDINGS that a file's name ends in, before ".gz"; None for another name."""
     name = path.name.lower().removesuffix(PACKED)
     return next((ending for ending in ENDINGS if name.endswith(ending)), None)
@@ -81,7 +81,7 @@ def column_names(path: Path) -> list[str]:
     """
     ending = _checked_ending(path)
     if ending == ".parquet":
-        with _opened(path) as file:
+        with _open_parquet(path) as file:
             return list(file.schema_arrow.names)
     first = next(_records(path, ending), None)
     if first is None:
@@ -90,18 +90,21 @@ def column_names(path: Path) -> list[str]:
     return list(first[1])
 
 
-def read_rows(
+def read_table(
     path: Path,
     columns: Sequence[str],
     *,
+    optional: Sequence[str] = (),
     header: Sequence[str] | None = None,
     skip_short_lines: bool = False,
+    one_line: bool = False,
     advice: str = "",
-) -> Iterator[Row]:
-    """Yields the rows with the values of these columns, in this order.
+) -> Iterator[TableRow]:
+    """Yields the rows with the values of these columns and then of the optional ones, in this order.
 
     header: the names of a .tsv whose first line has none of these columns, and so is no header
     skip_short_lines: skip lines with too few columns, with one warning
+    one_line: refuse a row of a .csv that has several lines, because two stray quotes would join all rows between them
     advice: what to do about a missing column, for its error
 
     Raises as `column_names`; BertKerasError, with the line, for a missing or repeated column, a line with another number of
@@ -111,9 +114,9 @@ def read_rows(
     headerless = header is not None and ending == ".tsv" and not {*columns} & {*names}
     if header is not None and headerless:
         names = list(header)
-    for column in columns:
-        if names.count(column) != 1:
-            many, there = "more than one" if column in names else "no", listed(map(short, names), 30)
+    for column in (*columns, *optional):
+        if names.count(column) != 1 and (column in columns or column in names):
+            many, there = "more than one" if column in names else "no", first_names(map(shortened, names), 30)
             hints = [] if headerless else [*_doubts(path, ending, names)]
             hints += [advice] if advice else []
             raise BertKerasError(
@@ -121,13 +124,14 @@ def read_rows(
                 f"{''.join(f'; {hint}' for hint in hints)}."
             )
     if ending == ".parquet":
-        return _parquet_rows(path, columns)
+        found = [column if column in names else None for column in optional]
+        return _parquet_rows(path, [*columns, *found])
     if ending == ".jsonl":
-        return _json_rows(path, columns)
-    records = _records(path, ending)
+        return _json_rows(path, columns, optional)
+    records = _csv_records(path, one_line=one_line) if ending == ".csv" else _records(path, ending)
     if not headerless:
         next(records)
-    places = [names.index(column) for column in columns]
+    places = [names.index(column) if column in names else None for column in (*columns, *optional)]
     return _fitting_rows(path, records, names, places, skip_short_lines=skip_short_lines)
 
 
@@ -154,13 +158,22 @@ def _is_data(path: Path, ending: str, names: Sequence[str]) -> bool:
 
 def _checked_ending(path: Path) -> str:
     """Raises BertKerasError for another ending, MissingFileError, with the files of the folder, for a missing file."""
-    ending = ending_of(path)
+    ending = get_ending(path)
     if ending is None:
         raise BertKerasError(f"{path} does not end in {', '.join(ENDINGS)}; give such a file.")
     if not path.is_file():
         there = f"; it has {listing(path.parent)}" if path.parent.is_dir() else ""
         raise MissingFileError(f"{path.parent} has no {path.name}{did_you_mean(path) or there}.")
     return ending
+
+
+def checked_text(value: Any, where: str, column: str) -> str:
+    """A value that is text. Raises BertKerasError for another value, and for half of a character."""
+    if not isinstance(value, str):
+        given = "is empty" if value is None else f"is {shortened(value)}, not text"
+        raise BertKerasError(f"{where}: {column!r} {given}; give text.")
+    check_text(f"{where}: {column!r}", value)
+    return value
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -176,7 +189,7 @@ def _records(path: Path, ending: str) -> Iterator[tuple[int, Any]]:
     return ((number, line.split("\t")) for number, line in nonblank_lines(path, spaces=False))
 
 
-def _csv_records(path: Path) -> Iterator[tuple[int, list[str]]]:
+def _csv_records(path: Path, *, one_line: bool = False) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(sys.maxsize)
     start, size = 1, 0
 
@@ -184,6 +197,10 @@ def _csv_records(path: Path) -> Iterator[tuple[int, list[str]]]:
         nonlocal size
         for _, line in ended_lines(path):
             size += len(line)
+            if one_line and size > len(line):
+                raise BertKerasError(
+                    f"{path}, line {start}: a quote stays open; give quotes in pairs, within a line."
+                )
             if size > MAX_LINE_BYTES:
                 raise BertKerasError(
                     f"{path}, line {start}: the row has over {MAX_LINE_BYTES:,} bytes; close its quote, or give shorter texts."
@@ -216,19 +233,20 @@ def _fitting_rows(
     path: Path,
     records: Iterator[tuple[int, list[str]]],
     names: Sequence[str],
-    places: Sequence[int],
+    places: Sequence[int | None],
     *,
     skip_short_lines: bool,
-) -> Iterator[Row]:
+) -> Iterator[TableRow]:
     """Yields the rows that have as many values as there are names; others are an error, or skipped."""
     short = []  # a skipped line keeps its idx, as in TensorFlow Datasets
     for idx, (number, values) in enumerate(records):
         if len(values) == len(names):
-            yield Row(f"{path}, line {number}", idx, [values[place] for place in places])
+            chosen = [None if place is None else values[place] for place in places]
+            yield TableRow(f"{path}, line {number}", idx, chosen)
         elif skip_short_lines and len(values) < len(names):
             short.append(number)
         else:
-            separator = _SEPARATOR[ending_of(path) or ""]
+            separator = _SEPARATOR[get_ending(path) or ""]
             raise BertKerasError(
                 f"{path}, line {number}: {len(values)} column(s), expected {len(names)}, separated by {separator}: "
                 f"{', '.join(names)}."
@@ -249,20 +267,20 @@ def _json_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, value
 
 
-def _json_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+def _json_rows(path: Path, columns: Sequence[str], optional: Sequence[str]) -> Iterator[TableRow]:
     for idx, (number, record) in enumerate(_json_records(path)):
         where = f"{path}, line {number}"
         if missing := [column for column in columns if column not in record]:
             there = ", ".join(map(repr, record)) or "none"
             raise BertKerasError(f"{where}: no {missing[0]!r}; the fields are {there}.")
-        yield Row(where, idx, [record[column] for column in columns])
+        yield TableRow(where, idx, [record.get(column) for column in (*columns, *optional)])
 
 
 # -----------------------------------------------------------------------------------------------------------
 # Parquet
 
 
-def _opened(path: Path) -> Any:
+def _open_parquet(path: Path) -> Any:
     """The open file of a Parquet table. Raises BertKerasError for another file."""
     import pyarrow.parquet  # slow to import, and not needed otherwise
 
@@ -276,12 +294,15 @@ def _opened(path: Path) -> Any:
         ) from error
 
 
-def _parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+def _parquet_rows(path: Path, columns: Sequence[str | None]) -> Iterator[TableRow]:
+    """columns: None stands for an optional column that the file lacks."""
     import pyarrow
 
     limit, unpacked, idx = max(MAX_UNPACKED_BYTES, MAX_RATIO * path.stat().st_size), 0, 0
-    with _opened(path) as file:
-        batches = file.iter_batches(batch_size=1024, columns=list(columns))
+    with _open_parquet(path) as file:
+        batches = file.iter_batches(
+            batch_size=1024, columns=[column for column in columns if column is not None]
+        )
         while True:
             try:
                 batch = next(batches, None)
@@ -292,12 +313,107 @@ def _parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
                     raise BertKerasError(
                         f"{path} unpacks to over {limit:,} bytes; write it as .csv, if you trust it."
                     )
-                fields = [batch.schema.get_field_index(column) for column in columns]
-                values = [batch.column(field).to_pylist() for field in fields]
+                values = [
+                    [None] * len(batch) if column is None else batch.column(column).to_pylist()
+                    for column in columns
+                ]
             except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
                 raise BertKerasError(
                     f"{path} cannot be read ({first_line(error)}); write it again."
                 ) from error
             for row in zip(*values, strict=True):
-                yield Row(f"{path}, row {idx + 1}", idx, list(row))
+                yield TableRow(f"{path}, row {idx + 1}", idx, list(row))
                 idx += 1
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Examples for `predict` and `fill-mask`
+
+STANDARD_INPUT = "-"
+FORMATS_NOTES = """input files, in UTF-8:
+  .csv      a header, commas; quotes as in RFC 4180: a quoted field may hold commas, line ends and doubled quotes
+  .tsv      a header, tabs; quotes are text
+  .jsonl    one object per line
+  .parquet  columns of text
+            The task's text columns are read, under the names of the training file or of the model's inputs. Blank
+            lines are skipped. The endings of a choice are columns endings0, endings1, ..., or a list in endings.
+  any other one example per line; a blank line is an empty text. Two texts are separated by a tab; further
+            tabs belong to the second text. Lines end in \\n or \\r\\n.
+Standard input is read as "any other". The output has each text with its prediction, in the order of the input.
+
+"""
+
+
+def read_examples(
+    path: str,
+    names: Sequence[str],
+    lists: Mapping[str, int] | None = None,
+    columns: Mapping[str, str] | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Yields examples by the task's names.
+
+    path: a file; - is standard input
+    names: the texts of an example
+    lists: names of lists of texts, with their lengths
+    columns: other names that the columns of texts may have in a table
+
+    Raises MissingFileError for a missing file, BertKerasError with the number of the wrong line.
+    """
+    lists = lists or {}
+    if path == STANDARD_INPUT:
+        yield from _examples_of_lines(sys.stdin.buffer, "standard input", names, lists)
+        return
+    file = to_path(path)
+    if file.is_dir():
+        raise MissingFileError(f"no file at {path}, which is a folder with {listing(file)}; give a file.")
+    if not file.exists():
+        raise MissingFileError(
+            f"no file at {path}{did_you_mean(file)}; give a file of examples, or - for standard input."
+        )
+    if get_ending(file) is not None:
+        yield from _examples_of_table(file, names, lists, columns or {})
+        return
+    refuse_forms(file, (".json", ".ndjson"), "give one JSON object a line, in a file that ends in .jsonl")
+    with file.open("rb") as stream:  # may be a pipe
+        yield from _examples_of_lines(bounded_lines(stream, path), path, names, lists)
+
+
+def _examples_of_lines(
+    lines: Iterable[bytes], source: str, names: Sequence[str], lists: Mapping[str, int]
+) -> Iterator[dict[str, Any]]:
+    """Examples of text without names: a line each, with tabs between its texts."""
+    counts = [lists.get(name, 1) for name in names]
+    for number, line in decoded_lines(lines, source):
+        texts = without_end(line).split("\t", sum(counts) - 1)
+        if len(texts) < sum(counts):
+            raise BertKerasError(
+                f"{source}, line {number}: {len(texts)} text(s), expected {sum(counts)}, separated by tabs: "
+                f"{', '.join(names)}; or name the columns in a .csv, .tsv, .jsonl or .parquet."
+            )
+        rest = iter(texts)
+        yield {
+            name: [next(rest) for _ in range(count)] if name in lists else next(rest)
+            for name, count in zip(names, counts, strict=True)
+        }
+
+
+def _examples_of_table(
+    path: Path, names: Sequence[str], lists: Mapping[str, int], columns: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
+    there = column_names(path)
+    chosen = {}  # name -> its columns
+    for name in names:
+        own = columns.get(name, name)
+        chosen[name] = [own if own in there or name not in there else name]
+        if name in lists and f"{name}0" in there:
+            chosen[name] = [f"{name}{i}" for i in range(lists[name])]
+    for where, _, values in read_table(path, [column for found in chosen.values() for column in found]):
+        rest = iter(values)
+        row = {name: [next(rest) for _ in found] for name, found in chosen.items()}
+        for name, count in lists.items():
+            if len(chosen[name]) == 1 and isinstance(row[name][0], list):
+                row[name] = row[name][0]
+            if len(row[name]) != count:
+                raise BertKerasError(f"{where}: {name!r} has {len(row[name])} text(s); give {count}.")
+        checked = {name: [checked_text(text, where, name) for text in texts] for name, texts in row.items()}
+        yield {name: texts if name in lists else texts[0] for name, texts in checked.items()}

@@ -11,11 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError, first_line
-from bert_keras.features import WHOLE, Part
+from bert_keras.features import ALL_ROWS, WorkerRows
 from bert_keras.io.signals import unhandled
 from bert_keras.model.precision import slowness
-from bert_keras.optimization.replicas import replica_gather, replica_sum
-from bert_keras.optimization.training_model import workers_of
+from bert_keras.optimization.replicas import count_workers, replica_gather, replica_sum
 from bert_keras.tasks.devices.cluster import CLUSTER, check_cluster
 from bert_keras.tasks.hparams import STRATEGIES
 from bert_keras.text.preprocessing import Preprocessor
@@ -87,7 +86,7 @@ def lines_about(distribution: tf.distribute.Strategy, *, strategy_name: str, pre
     lines = slowness(precision, accelerated=is_accelerated())
     if strategy_name == "one":
         return lines
-    devices, workers = distribution.num_replicas_in_sync, workers_of(distribution)
+    devices, workers = distribution.num_replicas_in_sync, count_workers(distribution)
     if strategy_name == "mirrored" and devices == 1:
         (device,) = distribution.extended.worker_devices
         kind = ":".join(device.split(":")[-2:])
@@ -102,7 +101,7 @@ def lines_about(distribution: tf.distribute.Strategy, *, strategy_name: str, pre
 
 def has_joined() -> bool:
     """True if this process has joined a cluster of several workers."""
-    return bool(_multiworker.cache_info().currsize) and workers_of(_multiworker()) > 1
+    return bool(_multiworker.cache_info().currsize) and count_workers(_multiworker()) > 1
 
 
 def is_accelerated() -> bool:
@@ -186,17 +185,17 @@ def in_replicas(
 
 
 def divided(
-    distribution: tf.distribute.Strategy, make: Callable[[Part], tf.data.Dataset]
+    distribution: tf.distribute.Strategy, make: Callable[[WorkerRows], tf.data.Dataset]
 ) -> tf.data.Dataset | tf.distribute.DistributedDataset:
     """Batches for `fit`, of which each process makes its own part: with several workers, the others' rows are never read.
 
     make: (part) -> the part's rows of every batch, which the replicas divide
     """
     if not isinstance(distribution, tf.distribute.MultiWorkerMirroredStrategy):
-        return make(WHOLE)
+        return make(ALL_ROWS)
 
     def own(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        made = make(Part(context.input_pipeline_id, context.num_input_pipelines))
+        made = make(WorkerRows(context.input_pipeline_id, context.num_input_pipelines))
         replicas = context.num_replicas_in_sync // context.num_input_pipelines  # of this process
         if replicas == 1:
             return made

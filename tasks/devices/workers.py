@@ -18,8 +18,7 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError, WorkerLost, first_line
 from bert_keras.io.files import digest
-from bert_keras.optimization.replicas import replica_sum
-from bert_keras.optimization.training_model import workers_of
+from bert_keras.optimization.replicas import count_workers, replica_sum
 from bert_keras.tasks.devices.strategies import has_joined
 
 # TensorFlow raises them in the workers that are left, at their next operation over all replicas.
@@ -46,7 +45,7 @@ class Workers:
         self.count, self.chief = 1, True
         if not isinstance(distribution, tf.distribute.MultiWorkerMirroredStrategy):
             return
-        self.count = workers_of(distribution)
+        self.count = count_workers(distribution)
         if (resolver := distribution.cluster_resolver) is not None:
             addresses = resolver.cluster_spec().as_dict()
             first = "chief" if "chief" in addresses else "worker"
@@ -87,16 +86,16 @@ class Workers:
         with contextlib.suppress(*LOST):
             self.wait()
 
-    def check_same(self, facts: Mapping[str, Any], remedy: str) -> None:
-        """Raises BertKerasError in all workers, with the names of the facts that differ, unless all give the same.
+    def check_same(self, fingerprint: Mapping[str, Any], remedy: str) -> None:
+        """Raises BertKerasError in all workers, with the names of the fields that differ, unless all give the same.
 
-        facts: plain JSON by name; remedy: what the user can do
+        fingerprint: plain JSON by name; remedy: what the user can do
         """
         if self.count == 1:
             return
-        own = {name: digest([json.dumps(fact, sort_keys=True)]) for name, fact in facts.items()}
+        own = {name: digest([json.dumps(field, sort_keys=True)]) for name, field in fingerprint.items()}
         everyones = [json.loads(data) for data in self._gather_bytes(json.dumps(own).encode())]
-        # A fact that a worker lacks is a setting at its default.
+        # A field that a worker lacks is a setting at its default.
         every_name = dict.fromkeys(name for one in everyones for name in one)
         if names := [name for name in every_name if len({one.get(name) for one in everyones}) > 1]:
             self.wait_to_end()

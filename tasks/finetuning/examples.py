@@ -6,15 +6,10 @@ import tensorflow as tf
 
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
-from bert_keras.tasks.batches import (
-    cardinality,
-    dataset,
-    hold_out,
-    take_examples,
-)
+from bert_keras.tasks.batches import cardinality, dataset, hold_out, take_examples
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.task import Task, check_stride
-from bert_keras.tasks.training.identity import digest_of_examples
+from bert_keras.tasks.training.fingerprint import digest_of_examples
 from bert_keras.tasks.training.task_model import check_sizes
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
@@ -23,14 +18,14 @@ from bert_keras.text.tokenizer import Tokenizer
 class Examples(NamedTuple):
     """The examples for training and evaluation.
 
-    about: for the identity of the run, the number of examples of each split and their SHA-256
+    fingerprint: the number of examples of each split and their SHA-256
     """
 
     train: tf.data.Dataset
     dev: tf.data.Dataset
     train_count: int
     dev_count: int
-    about: dict[str, Any]
+    fingerprint: dict[str, Any]
 
 
 def read_examples(task: Task, preprocess: Preprocessor, hparams: Hparams, dev_split: str | None) -> Examples:
@@ -46,14 +41,14 @@ def read_examples(task: Task, preprocess: Preprocessor, hparams: Hparams, dev_sp
     draw = hparams.seed if hparams.data_seed is None else hparams.data_seed
     train = take_examples(everything, count=hparams.max_examples, seed=draw)
     counts = cardinality(train), cardinality(dev)
-    about = {
+    fingerprint = {
         "train_examples": [counts[0], digest_of_examples(everything)],
         "dev_examples": [counts[1], digest_of_examples(dev)],
     }
     for split, some in (("train", train), (dev_split, dev)):
         check_labelled(task, preprocess, some, split)
         task.check(preprocess, some)
-    return Examples(train, dev, *counts, about)
+    return Examples(train, dev, *counts, fingerprint)
 
 
 def check_fits(task: Task, config: BertConfig, tokenizer: Tokenizer, hparams: Hparams) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
-from bert_keras.features import POOLED_OUTPUT, Part
-from bert_keras.io.output_folder import Folder
+from bert_keras.features import POOLED_OUTPUT, WorkerRows
+from bert_keras.io.folders import Folder
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import bilstm_of
 from bert_keras.model.precision import training_policy
@@ -28,27 +28,31 @@ from bert_keras.tasks.devices.strategies import (
 from bert_keras.tasks.devices.workers import SAME_IN_ALL, Workers, reports_lost_workers
 from bert_keras.tasks.finetuning.examples import Examples, read_examples
 from bert_keras.tasks.finetuning.finetuning_monitor import FineTuningMonitor
-from bert_keras.tasks.frozen.feature_based import (
+from bert_keras.tasks.frozen.row_vectors import (
+    ModelOnVectors,
+    RowVectors,
     check_feature_based,
     computed,
     folder_of,
-    vectors_of,
+    row_vectors,
 )
-from bert_keras.tasks.frozen.token_vectors import RowVectors
 from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.strings.text_data import CUT_SAMPLE, cut_texts
 from bert_keras.tasks.strings.text_model import TextModel
-from bert_keras.tasks.strings.truncation import CUT_SAMPLE, cut_texts
 from bert_keras.tasks.task import Task, check_stride
-from bert_keras.tasks.training.finetuning_optimizer import optimizer_of
-from bert_keras.tasks.training.identity import identity_of_checkpoint
+from bert_keras.tasks.training.fingerprint import fingerprint_of_checkpoint
 from bert_keras.tasks.training.loop import RUN, check_save_every, train
 from bert_keras.tasks.training.plan import Plan, Stage
-from bert_keras.tasks.training.task_model import check_sizes, heads_of, network_of
+from bert_keras.tasks.training.task_model import (
+    NEW_PARTS,
+    check_sizes,
+    heads_of,
+    network_of,
+    network_on_vectors,
+    optimizer_of,
+)
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
-
-# Checkpoints may lack them: pre-training with only the masked LM trains no pooler, and a BiLSTM is added later.
-NEW_PARTS = ("pooler", "bilstm")
 
 
 def _in_order_of(task: Task, source: checkpoints.Checkpoint, heads: Sequence[str]) -> checkpoints.Checkpoint:
@@ -102,6 +106,47 @@ def _new_parts(
     return [part for name, part in read.items() if name in names and part is not None]
 
 
+def _text_model(
+    task: Task,
+    source: checkpoints.Checkpoint,
+    preprocess: Preprocessor | None,
+    hparams: Hparams,
+    *,
+    keep_head: bool,
+    log: Callable[[str], None],
+) -> TextModel:
+    """The task's model with the checkpoint's weights."""
+    encoder, network = network_of(task, source.config, dtype=training_policy(hparams.precision))
+    model = TextModel(task, preprocess, network)
+    report = _assigned(task, source, model, keep_head=keep_head) if source.tensors else None
+    log("weights: random" if report is None else str(report))
+    encoder.trainable = hparams.freeze != "encoder"
+    encoder.rematerialize = hparams.rematerialize
+    if hparams.lora_rank is not None:
+        encoder.enable_lora(hparams.lora_rank)
+    frozen = hparams.freeze is not None or hparams.lora_rank is not None
+    for part in _new_parts(task, encoder, report) if frozen else ():
+        part.trainable = True
+        log(f"the checkpoint has no {part.name}: it is trained too")
+    if POOLED_OUTPUT not in task.outputs:  # without a gradient, Keras would warn
+        encoder.pooler.trainable = False
+    return model
+
+
+def _model_on_vectors(
+    task: Task, source: checkpoints.Checkpoint, hparams: Hparams, *, log: Callable[[str], None]
+) -> ModelOnVectors:
+    """The task's model on a BiLSTM, without an encoder."""
+    assert hparams.features is not None
+    policy = training_policy(hparams.precision)
+    network = network_on_vectors(task, source.config, hparams.features, dtype=policy)
+    if not source.tensors:
+        log("weights: random")
+    if (bilstm := bilstm_of(network)) is not None:
+        log(f"training on {bilstm.described}; the encoder is frozen")
+    return ModelOnVectors(network)
+
+
 def _compiled_model(
     task: Task,
     source: checkpoints.Checkpoint,
@@ -111,25 +156,13 @@ def _compiled_model(
     keep_head: bool,
     log: Callable[[str], None],
     preprocess: Preprocessor | None = None,
-) -> TextModel:
-    """The task's model with the checkpoint's weights and BERT's optimizer; call it in the strategy's scope."""
-    policy = training_policy(hparams.precision)
-    encoder, network = network_of(task, source.config, hparams.features, dtype=policy)
-    model = TextModel(task, preprocess, network)
-    report = _assigned(task, source, model, keep_head=keep_head) if source.tensors else None
-    log("weights: random" if report is None else str(report))
-    if (bilstm := bilstm_of(network)) is not None:
-        log(f"training on {bilstm.described}; the encoder is frozen")
-    encoder.trainable = hparams.freeze != "encoder" and hparams.features is None
-    encoder.rematerialize = hparams.rematerialize
-    if hparams.lora_rank is not None:
-        encoder.enable_lora(hparams.lora_rank)
-    frozen = hparams.freeze is not None or hparams.lora_rank is not None
-    for part in _new_parts(task, encoder, report) if frozen and hparams.features is None else ():
-        part.trainable = True
-        log(f"the checkpoint has no {part.name}: it is trained too")
-    if POOLED_OUTPUT not in task.outputs:  # without a gradient, Keras would warn
-        encoder.pooler.trainable = False
+) -> Any:
+    """A TextModel, or with feature_layers a ModelOnVectors, with BERT's optimizer; call it in the strategy's scope."""
+    model: Any
+    if hparams.features is None:
+        model = _text_model(task, source, preprocess, hparams, keep_head=keep_head, log=log)
+    else:
+        model = _model_on_vectors(task, source, hparams, log=log)
     optimizer = optimizer_of(hparams, total_steps=total_steps)
     # XLA is not faster on CPU, and fails under MirroredStrategy.
     model.compile(
@@ -194,21 +227,38 @@ def _lines_about(
 
 
 def _from_step(
-    batches: Callable[..., tf.data.Dataset],
-    vectors: RowVectors | None,
-    distribution: tf.distribute.Strategy,
+    batches: Callable[..., tf.data.Dataset], vectors: RowVectors | None, distribution: tf.distribute.Strategy
 ) -> Callable[[int], Any]:
     """Step -> the batches of all epochs from there on, with their vectors."""
 
     def from_step(done: int) -> Any:
-        def made(part: Part) -> tf.data.Dataset:
+        def made(worker_rows: WorkerRows) -> tf.data.Dataset:
             # A new data set each time: an epoch's order depends on the seed and the number of epochs before it.
-            those = batches(part=part).repeat().skip(done)
+            those = batches(worker_rows=worker_rows).repeat().skip(done)
             return those if vectors is None else vectors.attached(those)
 
         return divided(distribution, made)
 
     return from_step
+
+
+def fingerprint_of_finetuning(
+    task: Task,
+    hparams: Hparams,
+    *,
+    start: Mapping[str, Any],
+    examples: Mapping[str, Any],
+    strategy_name: str,
+    keep_head: bool = False,
+) -> dict[str, Any]:
+    """Everything that decides the result. start: of `fingerprint_of_checkpoint`; examples: `Examples.about`."""
+    return {
+        "task": {"kind": task.kind, **task.to_json()},
+        **hparams.fingerprint(),
+        **{"keep_head": keep_head, "strategy": strategy_name},
+        **examples,
+        **start,
+    }
 
 
 def plan_finetuning(
@@ -233,16 +283,22 @@ def plan_finetuning(
     examples = read_examples(task, preprocess, hparams, dev_split)
     batches = _batches_of(task, padded_for(distribution, preprocess), examples.train, hparams, distribution)
     steps = count(batches())
-    identity = {
-        "task": {"kind": task.kind, **task.to_json()},
-        **hparams.identity(),
-        **{"keep_head": keep_head, "strategy": strategy_name},
-        **examples.about,
-        **identity_of_checkpoint(source, tokenizer),
-    }
+    fingerprint = fingerprint_of_finetuning(
+        task,
+        hparams,
+        start=fingerprint_of_checkpoint(source, tokenizer),
+        examples=examples.fingerprint,
+        strategy_name=strategy_name,
+        keep_head=keep_head,
+    )
     # Before the variables: workers that create them in other shapes fail, and the error names no setting.
-    Workers(distribution).check_same(identity, SAME_IN_ALL)
+    Workers(distribution).check_same(fingerprint, SAME_IN_ALL)
     lines = lines_about(distribution, strategy_name=strategy_name, precision=hparams.precision)
+    vectors = None
+    if hparams.features is not None:
+        vectors = row_vectors(source, task, preprocess, examples.train, examples.dev, hparams)
+        if output is not None:
+            vectors.check_room(folder_of(output, feature_cache))
     with distribution.scope():
         model = _compiled_model(
             task,
@@ -253,21 +309,20 @@ def plan_finetuning(
             log=lines.append,
             preprocess=preprocess,
         )
-    vectors = vectors_of(model, preprocess, examples.train, examples.dev, hparams)
-    if vectors is not None and output is not None:
-        vectors.check_room(folder_of(output, feature_cache))
     stage = Stage(steps=steps, epochs=hparams.epochs, batches=_from_step(batches, vectors, distribution))
     lines += _lines_about(task, preprocess, examples, steps=stage.total, hparams=hparams)
     monitor = functools.partial(
         FineTuningMonitor,
         trained=model,
+        task=task,
+        preprocess=preprocess,
         examples=examples,
         hparams=hparams,
         strategy_name=strategy_name,
         origin=source.origin if source.tensors else {},
         vectors=vectors,
     )
-    plan = Plan(identity=identity, model=model, stages=[stage], monitor=monitor, lines=lines)
+    plan = Plan(fingerprint=fingerprint, model=model, stages=[stage], monitor=monitor, lines=lines)
     if vectors is not None:
         plan = dataclasses.replace(plan, prepared=functools.partial(computed, vectors, feature_cache))
     return plan

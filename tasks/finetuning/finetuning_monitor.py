@@ -7,27 +7,23 @@ from typing import Any
 
 import keras
 
+from bert_keras.checkpoints.hugging_face import SAFETENSORS
+from bert_keras.cli.console import counter
 from bert_keras.errors import BertKerasError, LossDiverged
-from bert_keras.io.files import whole_file
+from bert_keras.io.files import atomic_file
 from bert_keras.model.feature_bilstm import bilstm_of
 from bert_keras.tasks.batches import predictor
 from bert_keras.tasks.devices.workers import Workers
 from bert_keras.tasks.finetuning.examples import Examples
-from bert_keras.tasks.frozen.token_vectors import RowVectors
+from bert_keras.tasks.frozen.row_vectors import RowVectors, on_vectors
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.runs.run_card import CARD, run_card
-from bert_keras.tasks.runs.run_folder import (
-    FILES,
-    ORIGIN,
-    digests,
-    save_run,
-)
-from bert_keras.tasks.strings.text_model import TextModel
+from bert_keras.tasks.runs.run_folder import DEGENERATE, FILES, ORIGIN, Run, digests, save_encoder, save_run
+from bert_keras.tasks.task import Task
 from bert_keras.tasks.training.loop import LOGS
 from bert_keras.tasks.training.plan import Monitor
-from bert_keras.tasks.training.progress import counter
+from bert_keras.text.preprocessing import Preprocessor
 
-DEGENERATE = "degenerate"  # a key in results.json: the reason why the kept epoch did not learn, or null
 MIX = "mix"  # a key in results.json: the learned weights of a weighted sum of layers
 
 
@@ -51,7 +47,9 @@ class FineTuningMonitor(Monitor):
         self,
         path: pathlib.Path,
         *,
-        trained: TextModel,
+        trained: Any,
+        task: Task,
+        preprocess: Preprocessor,
         examples: Examples,
         hparams: Hparams,
         strategy_name: str,
@@ -62,16 +60,24 @@ class FineTuningMonitor(Monitor):
     ) -> None:
         super().__init__()
         self._workers = workers
-        self._trained, self._run = trained, trained.as_run(path)
+        self._trained, self._vectors = trained, vectors
+        self._run = Run(task=task, preprocess=preprocess, model=trained.network, path=path)
         self._examples, self._hparams = examples, hparams
         self._path, self._strategy_name, self._origin, self._log = path, strategy_name, origin, log
-        answers = self._run.model if vectors is None else trained.on_vectors(vectors)
-        self._predict = predictor(self._run.task, self._run.preprocess, answers)
+        answers = trained.network if vectors is None else on_vectors(trained, vectors)
+        self._predict = predictor(task, preprocess, answers)
         self.others = [keras.callbacks.TensorBoard(path / LOGS, write_graph=False)]
         if hparams.unfreeze == "gradual":
             self.others.append(GradualUnfreezing())
         self.history: list[dict[str, float]] = []
         self.best: dict[str, Any] | None = None  # value, epoch from 0, SHA-256 of the files of that epoch
+
+    def begin(self, stage: int, step: int) -> None:
+        """Writes the encoder of a feature-based run, which no step changes or reads."""
+        if self._vectors is not None:
+            if not (self._path / SAFETENSORS).is_file():
+                save_encoder(self._path, self._run.preprocess.tokenizer, self._vectors.extractor.checkpoint())
+            self._vectors.forget_encoder()
 
     def memory(self) -> Any:
         return self.history, self.best
@@ -114,12 +120,7 @@ class FineTuningMonitor(Monitor):
         if self.best is None or value > self.best["value"] or self._hparams.keep == "last":
             save_run(self._path, task, run.preprocess, run.model)
             why = task.degenerate(predictions, raw)
-            self.best = {
-                "value": float(value),
-                "epoch": epoch,
-                FILES: digests(self._path),
-                DEGENERATE: why,
-            }
+            self.best = {"value": float(value), "epoch": epoch, FILES: digests(self._path), DEGENERATE: why}
             if (bilstm := bilstm_of(run.model)) is not None and bilstm.weights_of_layers is not None:
                 self.best[MIX] = bilstm.weights_of_layers
         if self.stopped:
@@ -142,11 +143,11 @@ class FineTuningMonitor(Monitor):
             "train_examples": self._examples.train_count,
             "dev_examples": self._examples.dev_count,
             "strategy": self._strategy_name,
-            "hparams": self._hparams.identity(),
+            "hparams": self._hparams.fingerprint(),
             FILES: self.best[FILES],
         }
         results |= {name: self.best[name] for name in (DEGENERATE, MIX) if name in self.best}
-        with whole_file(self._path / CARD) as temporary:
+        with atomic_file(self._path / CARD) as temporary:
             temporary.write_text(run_card(self._run, results), encoding="utf-8")
         return results
 

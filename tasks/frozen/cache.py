@@ -1,10 +1,10 @@
 """The cache of vectors: a folder of Parquet files, and one process at a time that writes them.
 
-    header.json            the identity of the cache
+    header.json            the fingerprint of the cache
     00000.parquet, ...     a row for each example: its texts, the bytes of its words, "vectors" [N, K, H] as raw bytes
     results.json           is there when all files are
 
-tasks/frozen/tagger.py learns from a cache. Other programs read it with pandas:
+tasks/frozen/row_vectors.py reads a cache for trainings. Other programs read it with pandas:
 
     header = json.loads(pathlib.Path("header.json").read_bytes())
     rows = pandas.read_parquet("00000.parquet")
@@ -17,50 +17,37 @@ import dataclasses
 import itertools
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tensorflow as tf
 
-from bert_keras import checkpoints
-from bert_keras.config import LIMITS, BertConfig
+from bert_keras.config import MAX_LAYERS, BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError, first_line
-from bert_keras.io.files import digest, whole_file
-from bert_keras.io.json_files import (
-    OBJECT,
-    list_of,
-    one_of,
-    read_object,
-    short,
-    typed,
-    whole,
-)
+from bert_keras.io import formats
+from bert_keras.io.files import atomic_file, digest
+from bert_keras.io.folders import Folder, Layout
+from bert_keras.io.json_files import OBJECT, checked_fields, integer, list_of, one_of, shortened
 from bert_keras.io.json_files import TEXT as WORD
-from bert_keras.io.output_folder import Folder, Layout
-from bert_keras.io.paths import path_of
+from bert_keras.io.paths import to_path
 from bert_keras.model.feature_bilstm import VECTORS
-from bert_keras.tasks.frozen.extract import DTYPES, Extractor, Words
-from bert_keras.tasks.frozen.parquet_file import (
-    GroupFile,
-    read_groups,
-    write_rows,
-)
-from bert_keras.tasks.problems.tagging import Conll
+from bert_keras.tasks.frozen.extractor import DTYPES, Example, Extractor
+from bert_keras.tasks.frozen.parquet_file import GroupFile, write_rows
 
 if TYPE_CHECKING:  # imported where it is used
     import pyarrow
 
-FORMAT_VERSION = 2  # 1 had TFRecord files
 MAX_BYTES = 2**31 - 2**24  # of an example's vectors: Parquet counts a page's bytes in 31 bits
 HEADER = "header.json"
-CACHE = Layout(name="a cache of features", identity=HEADER, results="results.json")
+CACHE = Layout(
+    name="a cache of features", artifact=formats.VECTORS, fingerprint=HEADER, results="results.json"
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Cache:
     """A folder of vectors.
 
-    header: `Extractor.identity`, the digest of the text, and `shards`, the number of examples in each file
+    header: `Extractor.fingerprint`, the digest of the text, and `shards`, the number of examples in each file
     """
 
     path: pathlib.Path
@@ -71,20 +58,10 @@ class Cache:
         """The files, in order."""
         return [self.path / f"{i:05d}.parquet" for i in range(len(self.header["shards"]))]
 
-    def rows(self, *names: str) -> Iterator[dict[str, Any]]:
-        """Examples in order: "vectors" float16 or float32 [N, K, H], texts as bytes, the rest of `Units.listed` int64 [N].
-
-        names: the columns to read; all without names
-        """
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Examples in order: "vectors" float16 or float32 [N, K, H], texts as bytes, `Units.names` int64 [N]."""
         for shard in self.shards:
-            yield from _read_shard(shard, self.header, names)
-
-    def records(self) -> tf.data.Dataset:
-        """The examples of `rows` as tensors."""
-        listed = dict.fromkeys(self.header["listed"], tf.TensorSpec([None], tf.int64))
-        texts = dict.fromkeys(self.header["texts"], tf.TensorSpec([], tf.string))
-        vectors = tf.TensorSpec([None, *_shape(self.header)], self.header["dtype"])
-        return tf.data.Dataset.from_generator(self.rows, output_signature=texts | listed | {VECTORS: vectors})
+            yield from _read_shard(shard, self.header)
 
 
 def open_cache(path: str | pathlib.Path) -> Cache:
@@ -93,7 +70,7 @@ def open_cache(path: str | pathlib.Path) -> Cache:
     Raises FileNotFoundError where there is none, ValueError where it is of another format or not complete: it lacks a file, or a
     file has more or fewer examples than the header says.
     """
-    path = path_of(path)
+    path = to_path(path)
     if not (path / HEADER).is_file():
         raise MissingFileError(f"{path} has no {HEADER}; give a folder that features were written to.")
     cache = Cache(path, _read_header(path))
@@ -126,9 +103,7 @@ def _schema(header: Mapping[str, Any]) -> "pyarrow.Schema":
     return pyarrow.schema([pyarrow.field(name, kind, nullable=False) for name, kind in kinds.items()])
 
 
-def _read_shard(
-    path: pathlib.Path, header: Mapping[str, Any], names: Sequence[str] = ()
-) -> Iterator[dict[str, Any]]:
+def _read_shard(path: pathlib.Path, header: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The rows of a file, as `Cache.rows` gives them."""
     shape, dtype = _shape(header), np.dtype(header["dtype"])
 
@@ -139,7 +114,8 @@ def _read_shard(
             return cell.as_py()
         return np.frombuffer(cell.as_buffer(), dtype).reshape(-1, *shape)
 
-    for table in read_groups(path, _schema(header), names or None):
+    file = GroupFile(path, _schema(header))
+    for table in map(file.read, file.groups):
         columns = {name: table[name] for name in table.column_names}
         for cells in zip(*columns.values(), strict=True):
             yield {name: value(name, cell) for name, cell in zip(columns, cells, strict=True)}
@@ -169,22 +145,17 @@ def _check_shard(path: pathlib.Path, header: Mapping[str, Any], length: int) -> 
 
 def _read_header(path: pathlib.Path) -> dict[str, Any]:
     file = path / HEADER
-    header = read_object(file)
-    if (version := header.get("format_version")) != FORMAT_VERSION:
-        raise BertKerasError(
-            f"{path} is a cache of format_version {short(version)}, and this version of the package reads {FORMAT_VERSION}; "
-            "remove the folder, or give another one, and extract again."
-        )
-    place = whole(0, LIMITS["num_layers"])
+    header = Folder(path, CACHE).fingerprint()
+    place = integer(0, MAX_LAYERS)
     kinds = {
         "config": OBJECT,
         "texts": list_of(WORD),
         "listed": list_of(WORD),
         "layers": list_of(place),
-        "shards": list_of(whole(0, 2**63 - 1)),
+        "shards": list_of(integer(0, 2**63 - 1)),
         "dtype": one_of(DTYPES),
     }
-    typed(header, kinds, where=file, others=True)
+    checked_fields(header, kinds, where=file, others=True)
     try:
         BertConfig.from_dict(header["config"])
     except (BertKerasError, TypeError) as error:
@@ -225,7 +196,7 @@ class CacheReader:
         return made
 
     def _read(self, shard: int, group: int) -> list[np.ndarray]:
-        cells = self._files[shard].read(group, VECTORS)
+        cells = self._files[shard].read(group, VECTORS)[VECTORS]
         made = [np.frombuffer(cell.as_buffer(), self._dtype).reshape(-1, *self._shape) for cell in cells]
         if self._places is not None:
             made = [vectors[:, self._places] for vectors in made]
@@ -236,39 +207,18 @@ class CacheReader:
         return made
 
 
-class VectorSource(Protocol):
-    """Computes the vectors of examples: an `Extractor`, or a `RowExtractor` of tasks/frozen/token_vectors.py.
-
-    names: the arrays [N] beside the vectors
-    """
-
-    names: tuple[str, ...]
-
-    def identity(self) -> dict[str, Any]:
-        """Everything that decides the vectors, except the examples."""
-        ...
-
-    def __call__(self, raw: Sequence[Mapping[str, bytes]]) -> Iterator[dict[str, Any]]:
-        """Yields "vectors" [N, K, H] and the arrays of `names` for each example, in order."""
-        ...
-
-
-Example = Mapping[str, bytes]
-
-
 @contextlib.contextmanager
 def writing_cache(
     path: pathlib.Path,
-    extractor: VectorSource,
+    extractor: Extractor,
     examples: Callable[[], Iterable[Example]],
     *,
     shard_examples: int,
-    about: Mapping[str, Any],
     progress: Callable[[int], None],
 ) -> Iterator[Cache]:
     """Writes the shards that are missing; yields the cache, and holds its folder until the end.
 
-    examples: gives them anew at each call; about: further fields of the header
+    examples: gives them anew at each call
 
     Raises BertKerasError where another process writes to the folder, where it holds anything else, where a shard that is there
     is damaged, and where a vector is not finite.
@@ -276,17 +226,15 @@ def writing_cache(
     texts, text, count = _described(examples())
     full, rest = divmod(count, shard_examples)
     header = {
-        "format_version": FORMAT_VERSION,
-        **extractor.identity(),
+        **extractor.fingerprint(),
         "text": text,
         "texts": texts,
-        "listed": list(extractor.names),
+        "listed": list(extractor.units.names),
         "shards": [shard_examples] * full + [rest] * bool(rest),
-        **about,
     }
     folder = Folder(path, CACHE)
     with folder.begin(header, reopen=True):
-        cache = Cache(folder.path, folder.identity())
+        cache = Cache(folder.path, folder.fingerprint())
         try:
             rows = iter(examples())
             for shard, length in zip(cache.shards, cache.header["shards"], strict=True):
@@ -323,63 +271,18 @@ def _described(examples: Iterable[Example]) -> tuple[list[str], str, int]:
 
 
 def _write_shard(
-    path: pathlib.Path,
-    header: Mapping[str, Any],
-    raw: Iterable[Example],
-    found: Iterable[Mapping[str, Any]],
+    path: pathlib.Path, header: Mapping[str, Any], raw: Iterable[Example], found: Iterable[Mapping[str, Any]]
 ) -> None:
-    with whole_file(path) as temporary:
+    with atomic_file(path) as temporary:
         write_rows(temporary, _schema(header), _joined(raw, found), value_of=np.ndarray.tobytes)
 
 
 def _joined(raw: Iterable[Example], found: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     for texts, listed in zip(raw, found, strict=True):
         if (size := listed[VECTORS].nbytes) > MAX_BYTES:
-            text = short(next(iter(texts.values())).decode("utf-8", "replace"))
+            text = shortened(next(iter(texts.values())).decode("utf-8", "replace"))
             raise BertKerasError(
                 f"the vectors of {text} have {size:,} bytes, and an example may have {MAX_BYTES:,}; "
                 "cut the text into several, or give fewer layers."
             )
         yield {**texts, **listed}
-
-
-def extract(
-    task: Conll,
-    examples: tf.data.Dataset,
-    *,
-    checkpoint: str | pathlib.Path | checkpoints.Checkpoint,
-    output: str | pathlib.Path,
-    layers: Sequence[str] | None = None,
-    dtype: str = "float16",
-    seq_length: int | None = None,
-    batch_size: int = 8,
-    shard_examples: int = 64,
-    progress: Callable[[int], None] = lambda done: None,
-) -> Cache:
-    """Writes the vectors of a task's words, or resumes a killed extraction.
-
-    examples: of the task, as `Conll.examples` gives them
-    layers: each a row of the paper's Table 7, or numbers, that will be read; None keeps the embeddings and every block
-    seq_length: wordpieces of a window; None takes the task's own
-    progress: is called with the number of examples done since its last call
-
-    Raises BertKerasError naming the field where `output` holds vectors of another text, model or setting.
-    """
-    length = task.defaults["seq_length"] if seq_length is None else seq_length
-    extractor = Extractor(
-        checkpoint,
-        units=Words(doc_stride=task.doc_stride),
-        layers=layers,
-        dtype=dtype,
-        seq_length=length,
-        batch_size=batch_size,
-    )
-    with writing_cache(
-        path_of(output),
-        extractor,
-        examples.as_numpy_iterator,
-        shard_examples=shard_examples,
-        about={"task": task.to_json()},
-        progress=progress,
-    ) as cache:
-        return cache

@@ -1,4 +1,4 @@
-"""The vectors of a text file's words or tokens: text file -> extract_file -> JSONL, NPZ or Parquet."""
+"""The vectors of a text file's words or tokens: text file -> extract_file -> JSON lines or Parquet."""
 
 import itertools
 import json
@@ -6,7 +6,6 @@ import math
 import os
 import pathlib
 import shutil
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,15 +13,15 @@ import numpy as np
 
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.io.files import sync, whole_file
-from bert_keras.io.paths import did_you_mean, path_of
-from bert_keras.model.layer_choices import is_mixed
+from bert_keras.io.files import atomic_file, sync
+from bert_keras.io.paths import did_you_mean, to_path
+from bert_keras.model.layer_choices import is_mixed, places_of
 from bert_keras.tasks.data.sources import listing, refuse_forms
-from bert_keras.tasks.frozen.cache import Cache, Example, writing_cache
-from bert_keras.tasks.frozen.extract import Extractor, Pieces, Words
+from bert_keras.tasks.frozen.cache import Cache, writing_cache
+from bert_keras.tasks.frozen.extractor import Example, Extractor, text_units
 from bert_keras.tasks.frozen.parquet_file import write_rows
 from bert_keras.tasks.options import FeatureOptions
-from bert_keras.text.word_splitting import TEXT
+from bert_keras.text.words import TEXT
 
 
 def extract_file(
@@ -43,33 +42,26 @@ def extract_file(
     setting outside its bounds.
     """
     options = FeatureOptions(**settings)
-    source, output = path_of(source), path_of(output)
+    source, output = to_path(source), to_path(output)
     part = output.with_name(output.name + ".part")
     _check_paths(source, output, part)
     if not isinstance(checkpoint, checkpoints.Checkpoint):
         checkpoint = checkpoints.read(checkpoint)
-    units = (Words if options.level == "word" else Pieces)(doc_stride=options.doc_stride)
+    length = min(checkpoint.config.max_length, 512) if options.seq_length is None else options.seq_length
+    units = text_units(options.level, checkpoint, seq_length=length, doc_stride=options.doc_stride)
     extractor = Extractor(
-        checkpoint,
+        source=checkpoint,
         units=units,
-        layers=[options.layers],
+        places=sorted(places_of(options.layers, num_layers=checkpoint.config.num_layers)),
         dtype=options.dtype,
         precision=options.precision,
-        seq_length=min(checkpoint.config.max_length, 512)
-        if options.seq_length is None
-        else options.seq_length,
         batch_size=options.batch_size,
     )
     with writing_cache(
-        part,
-        extractor,
-        lambda: _lines(source),
-        shard_examples=shard_examples,
-        about={},
-        progress=progress,
+        part, extractor, lambda: _lines(source), shard_examples=shard_examples, progress=progress
     ) as cache:
-        made, vocabulary = part / f"made.{options.format}", extractor.preprocess.tokenizer.vocabulary
-        with whole_file(made) as temporary:
+        made, vocabulary = part / f"made.{options.format}", units.preprocess.tokenizer.vocabulary
+        with atomic_file(made) as temporary:
             WRITERS[options.format](temporary, lambda: _spoken(cache, options.layers, vocabulary))
         os.replace(made, output)
         sync(output.parent)
@@ -142,29 +134,6 @@ def _write_jsonl(path: pathlib.Path, records: Records) -> None:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
-def _write_npz(path: pathlib.Path, records: Records) -> None:
-    """All examples, concatenated: "vectors" [T, D], "starts" and "ends" int64 [T]; "row_splits" int64 [N + 1].
-
-    Example i, line i of the text counted from 0, has the rows from row_splits[i] to row_splits[i + 1].
-    """
-    splits, width, dtype = [0], 0, np.dtype("float32")
-    for record in records():
-        splits.append(splits[-1] + len(record["starts"]))
-        width, dtype = record["vectors"].shape[1], record["vectors"].dtype
-    columns: dict[str, tuple[np.dtype, tuple[int, ...]]] = {"vectors": (dtype, (splits[-1], width))}
-    columns |= dict.fromkeys(("starts", "ends"), (np.dtype("int64"), (splits[-1],)))
-    with zipfile.ZipFile(path, "w") as archive:
-        # Written one by one: all vectors together may not fit in memory.
-        for name, (kind, shape) in columns.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                header = {"descr": kind.str, "fortran_order": False, "shape": shape}
-                np.lib.format.write_array_header_1_0(file, header)
-                for record in records():
-                    file.write(record[name].tobytes())
-        with archive.open("row_splits.npy", "w") as file:
-            np.lib.format.write_array(file, np.array(splits, np.int64))
-
-
 def _write_parquet(path: pathlib.Path, records: Records) -> None:
     """One row per example."""
     import pyarrow  # slow to import, and not needed otherwise
@@ -186,6 +155,5 @@ def _write_parquet(path: pathlib.Path, records: Records) -> None:
 
 WRITERS: dict[str, Callable[[pathlib.Path, Records], None]] = {
     "jsonl": _write_jsonl,
-    "npz": _write_npz,
     "parquet": _write_parquet,
 }

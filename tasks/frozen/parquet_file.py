@@ -67,23 +67,6 @@ def _write_errors(path: pathlib.Path) -> Iterator[None]:
         raise OSError(f"cannot write {path}: {first_line(error)}") from error
 
 
-def read_groups(
-    path: pathlib.Path, schema: "pyarrow.Schema", names: Iterable[str] | None = None
-) -> Iterator["pyarrow.Table"]:
-    """The groups of rows in a file of `write_rows`, one in memory at a time.
-
-    names: the columns to read; None reads all
-
-    Raises ValueError where the file has other columns than the schema; where it is damaged, pyarrow's errors.
-    """
-    import pyarrow.parquet
-
-    with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
-        _check_columns(file, schema)
-        for group in range(file.num_row_groups):
-            yield file.read_row_group(group, columns=names and list(names))
-
-
 class GroupFile:
     """A file of `write_rows` whose groups of rows are read in any order. It is open only while a group is read.
 
@@ -97,7 +80,8 @@ class GroupFile:
         with pyarrow.parquet.ParquetFile(path) as file:
             _check_columns(file, schema)
             self._metadata = file.metadata
-        sizes = [self._metadata.row_group(i).num_rows for i in range(self._metadata.num_row_groups)]
+        self.groups = range(self._metadata.num_row_groups)
+        sizes = [self._metadata.row_group(i).num_rows for i in self.groups]
         self._starts = [0, *itertools.accumulate(sizes)]
 
     def place_of(self, row: int) -> tuple[int, int]:
@@ -105,13 +89,13 @@ class GroupFile:
         group = bisect.bisect_right(self._starts, row) - 1
         return group, row - self._starts[group]
 
-    def read(self, group: int, column: str) -> "pyarrow.ChunkedArray":
-        """The cells of a column of a group."""
+    def read(self, group: int, *columns: str) -> "pyarrow.Table":
+        """A group of rows; all columns without names. Raises pyarrow's errors for a damaged file."""
         import pyarrow.parquet
 
         options = {"metadata": self._metadata, "page_checksum_verification": True}
         with pyarrow.parquet.ParquetFile(self._path, **options) as file:
-            return file.read_row_group(group, columns=[column])[column]
+            return file.read_row_group(group, columns=list(columns) or None)
 
 
 def _check_columns(file: Any, schema: "pyarrow.Schema") -> None:

@@ -1,6 +1,6 @@
 """Pre-training instances with Apache Beam: the files of `write_records`, written by any number of machines.
 
-    sources -> sizes of their documents -> shards, as spans of documents -> one file each -> the manifest
+    ranges -> sizes of their documents -> shards, as spans of documents -> one file each -> the manifest
 
 The elements of the pipeline are names, numbers and counts. Text is read where a shard is written, by the function that
 `write_records` calls, so the bytes do not depend on the runner.
@@ -17,31 +17,32 @@ from typing import Any
 import numpy as np
 
 from bert_keras.errors import BertKerasError, MissingPackageError, first_line
-from bert_keras.io.files import whole_file, write_json
-from bert_keras.io.output_folder import check_equal
-from bert_keras.io.remote_paths import is_remote
+from bert_keras.io.files import atomic_file, write_json
+from bert_keras.io.folders import check_equal
+from bert_keras.io.paths import is_remote
 from bert_keras.tasks.pretraining.corpus import Corpora
-from bert_keras.tasks.pretraining.instance_stream import digest_of_documents
-from bert_keras.tasks.pretraining.manifest import (
+from bert_keras.tasks.pretraining.instance_stream import digest_documents
+from bert_keras.tasks.pretraining.records import (
     WORK,
     InstancesFolder,
     Shard,
     Summary,
+    load_summary,
     read_manifest,
     shard_name,
     summarize,
-    summary_of,
 )
-from bert_keras.tasks.pretraining.shard_plan import (
+from bert_keras.tasks.pretraining.write_records import (
     RANGE_BYTES,
-    Source,
+    CorpusRange,
+    Job,
+    ShardWriter,
     Span,
+    corpus_ranges,
     document_sizes,
-    planned_shards,
     read_spans,
-    sources_of,
+    shard_spans,
 )
-from bert_keras.tasks.pretraining.shard_writer import Job, ShardWriter
 
 try:
     import apache_beam as beam
@@ -74,20 +75,20 @@ def write_records_with_beam(
     After an error or a kill, the folder has no complete manifest; the same call writes the missing files.
     Raises ValueError as `write_records` does, and for a source that cannot be read in parts.
     """
-    sources = sources_of(corpora, range_bytes=range_bytes)
+    sources = corpus_ranges(corpora, range_bytes=range_bytes)
     job = dataclasses.replace(job, path=job.path.absolute())  # workers may run in another folder
     texts = (source.range.file for source in sources)
     made = _pipeline(options, [job.path, *texts, *([] if vocabulary is None else [vocabulary])])
-    folder, identity = InstancesFolder(job.path), job.identity()
-    with folder.begin(identity):
+    folder, fingerprint = InstancesFolder(job.path), job.fingerprint()
+    with folder.begin(fingerprint):
         work = job.path / WORK
         work.mkdir(exist_ok=True)
         (work / ERROR).unlink(missing_ok=True)
         with _one_line(), made as pipeline:
-            _build(pipeline, corpora, job, identity, sources)
+            _build(pipeline, corpora, job, fingerprint, sources)
         if (work / ERROR).is_file():
             raise BertKerasError(json.loads((work / ERROR).read_text(encoding="utf-8"))["error"])
-    return summary_of(read_manifest(job.path))
+    return load_summary(read_manifest(job.path))
 
 
 def _pipeline(flags: Sequence[str], paths: Iterable[pathlib.Path]) -> beam.Pipeline:
@@ -130,8 +131,8 @@ def _build(
     pipeline: beam.Pipeline,
     corpora: Corpora,
     job: Job,
-    identity: Mapping[str, Any],
-    sources: Sequence[Source],
+    fingerprint: Mapping[str, Any],
+    sources: Sequence[CorpusRange],
 ) -> None:
     """Builds the pipeline. A step reads a side input only when it is complete: these are the points where workers wait."""
     sized = (
@@ -143,7 +144,7 @@ def _build(
     written = (
         pipeline
         | "Plan" >> beam.Create([None])
-        | "Group documents" >> beam.FlatMap(_plan, beam.pvalue.AsList(sized), job)
+        | "Group documents" >> beam.FlatMap(_group, beam.pvalue.AsList(sized), job)
         | "Spread shards" >> beam.Reshuffle()
         | "Write shards" >> beam.ParDo(_WriteShards(corpora, job))
     )
@@ -151,7 +152,7 @@ def _build(
         pipeline
         | "End" >> beam.Create([None])
         | "Write manifest"
-        >> beam.Map(_write_manifest, beam.pvalue.AsList(sized), beam.pvalue.AsList(written), job, identity)
+        >> beam.Map(_write_manifest, beam.pvalue.AsList(sized), beam.pvalue.AsList(written), job, fingerprint)
     )
 
 
@@ -159,32 +160,32 @@ def _build(
 # Steps. A BertKerasError is a result: it would come again in every try, and each runner wraps errors in its own way.
 
 
-def _sizes_file(job: Job, source: Source) -> pathlib.Path:
+def _sizes_file(job: Job, source: CorpusRange) -> pathlib.Path:
     return job.path / WORK / f"{source.number:05d}.npy"
 
 
-def _measure(source: Source, corpora: Corpora, job: Job) -> Source | str:
+def _measure(source: CorpusRange, corpora: Corpora, job: Job) -> CorpusRange | str:
     """Writes the sizes of a source's documents to a file; returns the source, or an error."""
     try:
         sizes = document_sizes(corpora, source)
     except BertKerasError as error:
         return str(error)
-    with whole_file(_sizes_file(job, source)) as temporary, temporary.open("wb") as file:
+    with atomic_file(_sizes_file(job, source)) as temporary, temporary.open("wb") as file:
         np.save(file, sizes)
     return source
 
 
-def _plan(_: None, sized: Iterable[Source | str], job: Job) -> Iterator[tuple[int, list[Span]]]:
-    sources = [source for source in sized if isinstance(source, Source)]
+def _group(_: None, sized: Iterable[CorpusRange | str], job: Job) -> Iterator[tuple[int, list[Span]]]:
+    sources = [source for source in sized if isinstance(source, CorpusRange)]
     if len(sources) < len(list(sized)):
         return
 
-    def sizes_of(source: Source) -> np.ndarray:
+    def sizes_of(source: CorpusRange) -> np.ndarray:
         with _sizes_file(job, source).open("rb") as file:
             return np.load(file)
 
     yield from enumerate(
-        planned_shards(sorted(sources), sizes_of, size=job.shard_bytes, least=job.shard_documents)
+        shard_spans(sorted(sources), sizes_of, size=job.shard_bytes, least=job.shard_documents)
     )
 
 
@@ -203,7 +204,7 @@ class _WriteShards(beam.DoFn):
         number, spans = element
         try:
             texts = list(read_spans(self.corpora, spans))
-            shard = self._written(number, digest_of_documents(texts)) or self.write(number, texts)
+            shard = self._written(number, digest_documents(texts)) or self.write(number, texts)
         except BertKerasError as error:
             yield str(error)
             return
@@ -233,10 +234,10 @@ class _WriteShards(beam.DoFn):
 
 def _write_manifest(
     _: None,
-    sized: Iterable[Source | str],
+    sized: Iterable[CorpusRange | str],
     written: Iterable[tuple[int, Shard] | str],
     job: Job,
-    identity: Mapping[str, Any],
+    fingerprint: Mapping[str, Any],
 ) -> None:
     """Writes the complete manifest, or the first error."""
     folder = InstancesFolder(job.path)
@@ -252,4 +253,4 @@ def _write_manifest(
     except BertKerasError as error:
         write_json(job.path / WORK / ERROR, {"error": str(error)})
         return
-    folder.write(identity, shards, summary)
+    folder.write(fingerprint, shards, summary)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from bert_keras.checkpoints.variables import head_shapes, variable_shapes
+from bert_keras.checkpoints.checkpoint import head_shapes, variable_shapes
 from bert_keras.config import BertConfig, generator_config
 from bert_keras.errors import BertKerasError
 from bert_keras.tasks.pretraining.recipes import Recipe

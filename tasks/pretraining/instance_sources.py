@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import pathlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -15,36 +14,37 @@ import tensorflow as tf
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.features import (
+    ALL_ROWS,
     INPUT_MASK,
     INPUT_TYPE_IDS,
     INPUT_WORD_IDS,
     MASKED_LM_IDS,
     MASKED_LM_POSITIONS,
     NEXT_SENTENCE_LABEL,
-    WHOLE,
-    Part,
+    WorkerRows,
 )
-from bert_keras.io.files import digest, digest_of_file
 from bert_keras.optimization.objectives import Objective, label
+from bert_keras.tasks.hparams import Sampling
 from bert_keras.tasks.pretraining.instance_stream import (
     BEGINNING,
+    InstanceMaker,
     Place,
     Segmenter,
     Text,
-    digest_of_documents,
+    digest_documents,
     shards,
     stream,
 )
-from bert_keras.tasks.pretraining.manifest import MANIFEST
-from bert_keras.tasks.pretraining.read_records import (
+from bert_keras.tasks.pretraining.model import check_lengths, check_written, name_set
+from bert_keras.tasks.pretraining.recipes import Recipe
+from bert_keras.tasks.pretraining.records import (
+    MANIFEST,
     RecordFiles,
-    listed,
-    manifest_of,
+    digest_records,
+    list_record_files,
     read_records,
 )
-from bert_keras.tasks.pretraining.recipes import Recipe
 from bert_keras.tasks.pretraining.samplers import SAMPLERS
-from bert_keras.tasks.pretraining.written_records import check_lengths, check_written, name_of
 from bert_keras.text.tokenizer import Tokenizer
 
 SAMPLE = 1000  # instances to check before training
@@ -65,6 +65,11 @@ class Phase(NamedTuple):
     end: int
 
 
+def _phases(recipe: Recipe, lengths: Sequence[int]) -> list[Phase]:
+    ends = recipe.hparams.phase_steps(len(lengths))
+    return [Phase(*one) for one in zip(lengths, [0, *ends], ends, strict=False)]
+
+
 @dataclasses.dataclass(frozen=True)
 class Share:
     """The documents on one side of a split. A hash decides the side, so that every process splits alike."""
@@ -80,20 +85,20 @@ class Share:
                 yield document
 
 
-class Source:
+class InstanceSource:
     """A source of instances.
 
     phases: the phases of the training
-    about: the identity of the data
+    fingerprint: everything that decides the data
     lines: warnings about settings that the data does not follow
     """
 
     phases: list[Phase]
-    about: dict[str, Any]
+    fingerprint: dict[str, Any]
     lines: Sequence[str] = ()
 
     def train(
-        self, phase: int, *, skip: int, place: Sequence[int] | None, part: Part = WHOLE
+        self, phase: int, *, skip: int, place: Sequence[int] | None, worker_rows: WorkerRows = ALL_ROWS
     ) -> tf.data.Dataset:
         """A phase's endless instances from number `skip` on, a multiple of the batch size; of a part, its rows of each batch.
 
@@ -125,7 +130,7 @@ class Source:
         return ""
 
 
-class Documents(Source):
+class TextInstances(InstanceSource):
     """Text, from which instances are sampled again in every epoch."""
 
     def __init__(
@@ -141,9 +146,7 @@ class Documents(Source):
         self._recipe, hparams = recipe, recipe.hparams
         self._workers = workers
         self._failures: list[Exception] = []
-        self._make = functools.partial(
-            stream, tokenizer=tokenizer, segment=segment, failed=self._failures.append
-        )
+        self._tokenizer, self._segment = tokenizer, segment
         self._documents: Iterable[Text] = documents
         self._held_out = None if isinstance(held_out, float) else held_out
         if isinstance(held_out, float):
@@ -153,32 +156,39 @@ class Documents(Source):
                 )
             self._documents = Share(documents, held_out, inside=False)
             self._held_out = Share(documents, held_out, inside=True)
-        ends = hparams.phase_steps(len(hparams.phases))
-        lengths = [length for length, _ in hparams.phases]
-        self.phases = [Phase(*one) for one in zip(lengths, [0, *ends], ends, strict=False)]
-        self.about = {"text": digest_of_documents(documents)}
+        self.phases = _phases(recipe, [length for length, _ in hparams.phases])
+        self.fingerprint = {"text": digest_documents(documents)}
         if held_out is not None:
-            self.about["held_out"] = (
-                held_out if isinstance(held_out, float) else digest_of_documents(held_out)
+            self.fingerprint["held_out"] = (
+                held_out if isinstance(held_out, float) else digest_documents(held_out)
             )
         self._places: list[Place] = []
 
+    def _sampling(self, phase: int) -> Sampling:
+        return self._recipe.sampling(self.phases[phase].seq_length)
+
+    def _stream(self, documents: Iterable[Text], sampling: Sampling, **options: Any) -> tf.data.Dataset:
+        maker = InstanceMaker(tokenizer=self._tokenizer, settings=sampling, segment=self._segment)
+        return stream(documents, maker, failed=self._failures.append, **options)
+
     def train(
-        self, phase: int, *, skip: int, place: Sequence[int] | None, part: Part = WHOLE
+        self, phase: int, *, skip: int, place: Sequence[int] | None, worker_rows: WorkerRows = ALL_ROWS
     ) -> tf.data.Dataset:
         start, size = Place(*place) if place else BEGINNING, self._recipe.hparams.batch_size
         self._places = [start]
-        instances = self._make(
+        instances = self._stream(
             self._documents,
-            settings=self._recipe.sampling(self.phases[phase].seq_length),
+            self._sampling(phase),
             seed=self._recipe.hparams.seed + phase,
             start=start,
             workers=self._workers,
             visit=self._places.append,
             batch_size=size,
-            part=part,
+            worker_rows=worker_rows,
         )
-        return instances.skip(part.count_before(skip, size) - part.count_before(start.instances, size))
+        return instances.skip(
+            worker_rows.count_before(skip, size) - worker_rows.count_before(start.instances, size)
+        )
 
     def place(self, skip: int) -> Sequence[int] | None:
         """The shard of the instance."""
@@ -187,20 +197,20 @@ class Documents(Source):
         return before[-1]
 
     def sample(self, phase: int) -> tf.data.Dataset:
-        sampling = self._recipe.sampling(self.phases[phase].seq_length)
+        sampling, hparams = self._sampling(phase), self._recipe.hparams
         least = SAMPLERS[sampling.sampler].documents
         some = next(shards(self._documents, size=SAMPLE_BYTES, least=least), [])
-        found = self._make(some, settings=sampling, seed=self._recipe.hparams.seed, epochs=1)
-        if len(list(found.take(self._recipe.hparams.batch_size))) < self._recipe.hparams.batch_size:
-            found = self._make(self._documents, settings=sampling, seed=self._recipe.hparams.seed, epochs=1)
+        found = self._stream(some, sampling, seed=hparams.seed, epochs=1)
+        if len(list(found.take(hparams.batch_size))) < hparams.batch_size:
+            found = self._stream(self._documents, sampling, seed=hparams.seed, epochs=1)
         return found
 
     def held_out(self, phase: int) -> tf.data.Dataset | None:
         if self._held_out is None:
             return None
-        sampling = dataclasses.replace(self._recipe.sampling(self.phases[phase].seq_length), dupe_factor=1)
+        sampling = dataclasses.replace(self._sampling(phase), dupe_factor=1)
         try:
-            return self._make(self._held_out, settings=sampling, seed=HELD_OUT_SEED, epochs=1)
+            return self._stream(self._held_out, sampling, seed=HELD_OUT_SEED, epochs=1)
         except ValueError as error:
             raise BertKerasError(f"the held-out documents: {error}") from error
 
@@ -214,7 +224,7 @@ class Documents(Source):
             raise self._failures[0] from None
 
 
-class RecordFileSource(Source):
+class RecordInstances(InstanceSource):
     """TFRecord files, a folder or list for each phase; masks in them are kept."""
 
     def __init__(
@@ -238,16 +248,15 @@ class RecordFileSource(Source):
         self._read = [functools.partial(read_records, source, tokenizer=tokenizer) for source in records]
         self._in_order = [read() for read in self._read]
         self._held_out = None if held_out is None else read_records(held_out, tokenizer=tokenizer)
-        self.lines = [
-            line
-            for source, read in zip(records, self._in_order, strict=True)
-            for line in check_written(source, recipe, predictions=_predictions(read))
-        ]
-        if held_out is not None and self._held_out is not None:
-            self.lines += check_written(held_out, recipe, predictions=_predictions(self._held_out))
         self._sets: dict[int | None, RecordFiles] = dict(enumerate(records))
         if held_out is not None:
             self._sets[None] = held_out
+        every = [*self._in_order, *([] if self._held_out is None else [self._held_out])]
+        self.lines = [
+            line
+            for source, read in zip(self._sets.values(), every, strict=True)
+            for line in check_written(source, recipe, predictions=_predictions(read))
+        ]
         lengths = [_length(read) for read in self._in_order]
         self.lines += check_lengths(recipe, lengths)
         if self._held_out is not None and _length(self._held_out) not in lengths:
@@ -256,17 +265,18 @@ class RecordFileSource(Source):
                 f"the held-out records have {_length(self._held_out)} positions and the training records {wanted}; give held-out "
                 f"records of {wanted}."
             )
-        ends = hparams.phase_steps(len(records))
-        self.phases = [Phase(*one) for one in zip(lengths, [0, *ends], ends, strict=False)]
-        self.about = {"records": [_digest_of_files(source) for source in records]}
+        self.phases = _phases(recipe, lengths)
+        self.fingerprint = {"records": [digest_records(source) for source in records]}
         if held_out is not None:
-            self.about["held_out"] = _digest_of_files(held_out)
+            self.fingerprint["held_out"] = digest_records(held_out)
 
     def train(
-        self, phase: int, *, skip: int, place: Sequence[int] | None, part: Part = WHOLE
+        self, phase: int, *, skip: int, place: Sequence[int] | None, worker_rows: WorkerRows = ALL_ROWS
     ) -> tf.data.Dataset:
         hparams = self._recipe.hparams
-        return self._read[phase](seed=hparams.seed, skip=skip, batch_size=hparams.batch_size, part=part)
+        return self._read[phase](
+            seed=hparams.seed, skip=skip, batch_size=hparams.batch_size, worker_rows=worker_rows
+        )
 
     def sample(self, phase: int) -> tf.data.Dataset:
         return self._in_order[phase]
@@ -285,7 +295,7 @@ class RecordFileSource(Source):
             try:
                 list(one.check(columns))  # its warnings are about training
             except ValueError as error:
-                raise BertKerasError(f"the held-out records {name_of(self._sets[None])}: {error}") from error
+                raise BertKerasError(f"the held-out records {name_set(self._sets[None])}: {error}") from error
 
     @contextlib.contextmanager
     def reading(self, phase: int | None, *, vocab_size: int) -> Iterator[None]:
@@ -294,11 +304,10 @@ class RecordFileSource(Source):
         except (
             tf.errors.DataLossError,
             UnicodeDecodeError,
-        ) as error:  # TensorFlow quotes a record that is no tf.Example
-            name = _unreadable(self._sets[phase], vocab_size)
-            raise BertKerasError(f"{name}: a record is damaged or truncated; give complete files.") from error
+        ) as error:  # it quotes a record that is no tf.Example
+            raise _damaged(_unreadable(self._sets[phase], vocab_size)) from error
         except tf.errors.FailedPreconditionError as error:  # of `assert_cardinality`
-            name = name_of(self._sets[phase])
+            name = name_set(self._sets[phase])
             raise BertKerasError(
                 f"{name} has another number of instances than its {MANIFEST} says; remove {name} and write it again."
             ) from error
@@ -311,9 +320,7 @@ class RecordFileSource(Source):
                     f"{name}: a value of {found[1]} is out of range; give other files."
                 ) from error
             if DAMAGED in str(error):
-                raise BertKerasError(
-                    f"{name}: a record is damaged or truncated; give complete files."
-                ) from error
+                raise _damaged(name) from error
             if PARSING not in str(error):
                 raise
             raise BertKerasError(
@@ -334,14 +341,9 @@ def _predictions(instances: tf.data.Dataset) -> int | None:
     return int(spec[MASKED_LM_IDS].shape[0]) if MASKED_LM_IDS in spec else None
 
 
-def _files_of(source: RecordFiles) -> list[pathlib.Path]:
-    manifest = manifest_of(source)
-    return listed(source) if manifest is None else sorted(manifest.parent.glob("*.tfrecord*"))
-
-
 def _unreadable(source: RecordFiles, vocab_size: int) -> str:
     """The first file of a set that cannot be trained on: TensorFlow's errors do not name it. Reads several files again."""
-    files, wanted = _files_of(source), None
+    files, wanted = list_record_files(source), None
     if len(files) == 1:
         return str(files[0])
     for file in files:
@@ -350,25 +352,17 @@ def _unreadable(source: RecordFiles, vocab_size: int) -> str:
             wanted = wanted or read.element_spec
             if read.element_spec != wanted:
                 return str(file)
-            made = batches_of(
+            made = make_batches(
                 read, objectives=(), vocab_size=vocab_size, batch_size=SAMPLE, seed=0, drop_remainder=False
             )
             for _ in made:
                 pass
         except (tf.errors.OpError, UnicodeDecodeError, BertKerasError):
             return str(file)
-    return name_of(source)
+    return name_set(source)
 
 
-def _digest_of_files(source: RecordFiles) -> str:
-    """SHA-256 of all files, including the manifest, which has the digests of text and vocabulary."""
-    manifest = manifest_of(source)
-    return digest(
-        digest_of_file(file) for file in (*_files_of(source), *([] if manifest is None else [manifest]))
-    )
-
-
-def batches_of(
+def make_batches(
     instances: tf.data.Dataset,
     *,
     objectives: Sequence[Objective],
@@ -377,11 +371,11 @@ def batches_of(
     seed: int,
     start: int = 0,
     drop_remainder: bool = True,
-    part: Part = WHOLE,
+    worker_rows: WorkerRows = ALL_ROWS,
 ) -> tf.data.Dataset:
     """Batches for `fit`. Their masks depend on (seed, number of the batch); `start` is the first number.
 
-    part: the rows that the instances are of each batch, whose size is `batch_size`
+    worker_rows: the rows that the instances are of each batch, whose size is `batch_size`
 
     Reading them raises InvalidArgumentError, with WRONG_IDS in its message, for an id of `vocab_size` or more, and with
     WRONG_VALUES and the feature's name for a negative number, a mask, type or label over 1 or a position outside of the sequence.
@@ -389,9 +383,9 @@ def batches_of(
 
     def labelled(number: tf.Tensor, features: dict[str, tf.Tensor]) -> Any:
         _check_values(features, vocab_size=vocab_size)
-        return label(features, objectives=objectives, seed=tf.stack([seed, number]), part=part)
+        return label(features, objectives=objectives, seed=tf.stack([seed, number]), worker_rows=worker_rows)
 
-    size = len(part.rows(batch_size))
+    size = len(worker_rows.rows(batch_size))
     numbered = instances.batch(size, drop_remainder=drop_remainder).enumerate(start)
     made = numbered.map(labelled, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     return made.prefetch(tf.data.AUTOTUNE)
@@ -415,6 +409,10 @@ PARSING = "ParseExample"  # the op's name in parsing errors
 DAMAGED = "Could not parse example"  # no protocol buffer
 
 
+def _damaged(name: str) -> BertKerasError:
+    return BertKerasError(f"{name}: a record is damaged or truncated; give complete files.")
+
+
 def _wrong_ids(found: str, vocab_size: int) -> BertKerasError:
     return BertKerasError(
         f"{found} and vocab_size is {vocab_size}; give the vocabulary and the configuration of the records."
@@ -427,21 +425,21 @@ def _columns(instances: tf.data.Dataset, count: int) -> dict[str, np.ndarray]:
     return {name: np.stack([row[name] for row in rows]) for name in instances.element_spec if rows}
 
 
-def check_batch(instances: int, *, batch_size: int) -> None:
-    """Raises ValueError if there are fewer instances than a batch needs."""
-    if instances < batch_size:
-        raise BertKerasError(
-            f"there are {instances} instances, fewer than a batch of {batch_size}; give more text or a smaller batch."
-        )
-
-
 def check_data(
-    source: Source, phase: int, *, objectives: Sequence[Objective], config: BertConfig, batch_size: int
+    source: InstanceSource,
+    phase: int,
+    *,
+    objectives: Sequence[Objective],
+    config: BertConfig,
+    batch_size: int,
 ) -> Iterator[str]:
     """Checks a sample of a phase's instances. Yields warnings; raises ValueError for data that cannot be used for training."""
     with source.reading(phase, vocab_size=config.vocab_size):
         columns = _columns(source.sample(phase), max(SAMPLE, batch_size))
-    check_batch(len(columns.get(INPUT_WORD_IDS, ())), batch_size=batch_size)
+    if (found := len(columns.get(INPUT_WORD_IDS, ()))) < batch_size:
+        raise BertKerasError(
+            f"there are {found} instances, fewer than a batch of {batch_size}; give more text or a smaller batch."
+        )
     highest = max(int(columns[name].max()) for name in (INPUT_WORD_IDS, MASKED_LM_IDS) if name in columns)
     if highest >= config.vocab_size:
         named = source.wrong(phase, vocab_size=config.vocab_size)

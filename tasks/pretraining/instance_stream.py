@@ -19,21 +19,21 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
 from bert_keras.features import (
+    ALL_ROWS,
     ENCODER_INPUTS,
     INPUT_WORD_IDS,
     NEXT_SENTENCE_LABEL,
-    WHOLE,
     WORD_STARTS,
-    Part,
+    WorkerRows,
 )
-from bert_keras.optimization.autotuning import without_autotuning
+from bert_keras.optimization.replicas import without_autotuning
 from bert_keras.tasks.hparams import Sampling
 from bert_keras.tasks.pretraining.processes import check_sendable, in_order
 from bert_keras.tasks.pretraining.samplers import (
     SAMPLERS,
-    Document,
-    Documents,
     Instances,
+    TokenizedDocument,
+    TokenizedDocuments,
     check_documents,
     make_instances,
 )
@@ -54,10 +54,31 @@ Item = TypeVar("Item")
 Segmenter = Callable[[str], Iterable[str]]  # a line -> its words, in order
 
 
-def name_of_segmenter(segment: Segmenter) -> str:
-    """Its module and name, and the arguments of a functools.partial: what tells two segmenters apart in an identity."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InstanceMaker:
+    """How text becomes instances.
+
+    segment: splits a line into words, for whole-word masking in languages without spaces
+    """
+
+    tokenizer: Tokenizer
+    settings: Sampling
+    segment: Segmenter | None = None
+
+    def instances(self, texts: Iterable[Text], *, seed: Sequence[int]) -> tuple[Instances, int]:
+        """A shard's instances, and the number of skipped chunks."""
+        documents = tokenize_documents(texts, self.tokenizer, segment=self.segment)
+        # The samplers count one separator after each segment.
+        segments, settings = SAMPLERS[self.settings.sampler].segments, self.settings
+        more = self.tokenizer.pair.added(segments) - BERT_PAIR.added(segments)
+        shorter = dataclasses.replace(settings, seq_length=settings.seq_length - more)
+        return make_instances(documents, seed=seed, settings=shorter, separator=self.tokenizer.special.end)
+
+
+def describe_segmenter(segment: Segmenter) -> str:
+    """Its module and name, and the arguments of a functools.partial: what tells two segmenters apart in a fingerprint."""
     if isinstance(segment, functools.partial):
-        return f"{name_of_segmenter(segment.func)}{segment.args}{segment.keywords}"
+        return f"{describe_segmenter(segment.func)}{segment.args}{segment.keywords}"
     named = segment if hasattr(segment, "__qualname__") else type(segment)
     return f"{getattr(named, '__module__', 'builtins')}:{named.__qualname__}"
 
@@ -70,24 +91,24 @@ def check_segments_are_read(segment: Segmenter | None, *, whole_word: bool) -> N
         )
 
 
-def bytes_of(document: Text) -> int:
+def count_bytes(document: Text) -> int:
     """Bytes of a document's lines in UTF-8."""
     return sum(len(line.encode()) for line in document)
 
 
 def shards(
-    documents: Iterable[Item], *, size: int, least: int, bytes_of: Callable[[Any], int] = bytes_of
+    documents: Iterable[Item], *, size: int, least: int, count: Callable[[Any], int] = count_bytes
 ) -> Iterator[list[Item]]:
     """Groups of documents with at least `size` bytes and `least` documents; less only if the whole text has less.
 
-    documents: texts, or anything else whose bytes `bytes_of` gives
+    documents: texts, or anything else whose bytes `count` gives
     """
     held: list[Item] = []
     current: list[Item] = []
     length = 0
     for document in documents:
         current.append(document)
-        length += bytes_of(document)
+        length += count(document)
         if length >= size and len(current) >= least:
             if held:
                 yield held
@@ -97,7 +118,7 @@ def shards(
     yield from (shard for shard in (held, current) if shard)
 
 
-def digest_of_documents(documents: Iterable[Text]) -> str:
+def digest_documents(documents: Iterable[Text]) -> str:
     """SHA-256 of documents: a line for each segment and a blank line after each document."""
     found = hashlib.sha256()
     for document in documents:
@@ -110,7 +131,7 @@ WORD_START = 1 << 30  # added to the id of a token that starts a segmenter's wor
 
 def tokenize_documents(
     documents: Iterable[Text], tokenizer: Tokenizer, *, segment: Segmenter | None = None
-) -> Documents:
+) -> TokenizedDocuments:
     """The ids of every document, without empty lines and documents.
 
     segment: splits a line into words; WORD_START is added to the id of a word's first token
@@ -124,7 +145,7 @@ def tokenize_documents(
     batches = (lines[start : start + ROWS] for start in range(0, len(lines), ROWS))
     made = [_ids_of(batch, tokenizer, segment) for batch in batches]
     if not made:
-        return Documents(np.zeros(0, np.int32), [])
+        return TokenizedDocuments(np.zeros(0, np.int32), [])
     ids = np.concatenate([ids for ids, _ in made])
     bounds = np.concatenate([[0], np.cumsum(np.concatenate([lengths for _, lengths in made]))])
     found = []
@@ -133,8 +154,8 @@ def tokenize_documents(
             *dict.fromkeys(bounds[last - count : last + 1].tolist())
         ]  # each line once that has ids
         if len(of_document) > 1:
-            found.append(Document(of_document))
-    return Documents(ids, found)
+            found.append(TokenizedDocument(of_document))
+    return TokenizedDocuments(ids, found)
 
 
 def _ids_of(
@@ -175,13 +196,14 @@ class Packer:
     Makes batches of at most ROWS: Features int32 [B, S], labels int32 [B] and, with a segmenter, `word_starts` int32 [B, S].
     """
 
-    def __init__(self, *, tokenizer: Tokenizer, settings: Sampling, segment: Segmenter | None) -> None:
-        preprocess = Preprocessor(tokenizer, seq_length=settings.seq_length)
+    def __init__(self, maker: InstanceMaker) -> None:
+        settings = maker.settings
+        preprocess = Preprocessor(maker.tokenizer, seq_length=settings.seq_length)
 
         def pack(segments: list[tf.Tensor], lengths: list[tf.Tensor], labels: tf.Tensor) -> Features:
             rows = map(tf.RaggedTensor.from_row_lengths, segments, lengths)
             features = preprocess.pack(*rows)
-            if segment is not None:
+            if maker.segment is not None:
                 ids = features[INPUT_WORD_IDS]
                 features |= {INPUT_WORD_IDS: ids % WORD_START, WORD_STARTS: ids // WORD_START}
             return features | {NEXT_SENTENCE_LABEL: labels}
@@ -210,43 +232,21 @@ class Packer:
         return features
 
 
-def instances_of(
-    texts: Iterable[Text],
-    *,
-    tokenizer: Tokenizer,
-    settings: Sampling,
-    segment: Segmenter | None,
-    seed: Sequence[int],
-) -> tuple[Instances, int]:
-    """A shard's instances, and the number of skipped chunks."""
-    documents = tokenize_documents(texts, tokenizer, segment=segment)
-    # The samplers count one separator after each segment.
-    segments = SAMPLERS[settings.sampler].segments
-    more = tokenizer.pair.added(segments) - BERT_PAIR.added(segments)
-    shorter = dataclasses.replace(settings, seq_length=settings.seq_length - more)
-    return make_instances(documents, seed=seed, settings=shorter, separator=tokenizer.special.end)
-
-
-class _Sampler:
-    """A shard's texts, a seed and the shard's place -> the place as (epoch, shard), and the shard's instances."""
-
-    def __init__(self, *, tokenizer: Tokenizer, settings: Sampling, segment: Segmenter | None) -> None:
-        self._make = functools.partial(instances_of, tokenizer=tokenizer, settings=settings, segment=segment)
-
-    def __call__(
-        self, texts: Sequence[Text], seed: int, epoch: int, shard: int
-    ) -> tuple[tuple[int, int], Instances]:
-        return (epoch, shard), self._make(texts, seed=[seed, epoch, shard])[0]
+def _sample(
+    maker: InstanceMaker, texts: Sequence[Text], seed: int, epoch: int, shard: int
+) -> tuple[tuple[int, int], Instances]:
+    """A shard's place as (epoch, shard), and its instances."""
+    return (epoch, shard), maker.instances(texts, seed=[seed, epoch, shard])[0]
 
 
 class _Worker:
-    """A sampler in a process of its own, which packs all instances: arrays are sent in less time than instances."""
+    """Samples in a process of its own, and packs all instances: arrays are sent in less time than instances."""
 
-    def __init__(self, make: Callable[[], _Sampler], make_packer: Callable[[], Packer]) -> None:
-        self._sampler, self._pack = make(), make_packer()
+    def __init__(self, maker: InstanceMaker) -> None:
+        self._maker, self._pack = maker, Packer(maker)
 
     def __call__(self, *task: Any) -> tuple[tuple[int, int], list[dict[str, np.ndarray]]]:
-        place, instances = self._sampler(*task)
+        place, instances = _sample(self._maker, *task)
         return place, [
             {name: value.numpy() for name, value in batch.items()} for batch in self._pack(instances)
         ]
@@ -274,15 +274,15 @@ def _rows_of_packed(
 
 
 def _sampling(
-    workers: int, *, tokenizer: Tokenizer, settings: Sampling, segment: Segmenter | None
+    maker: InstanceMaker, *, workers: int
 ) -> tuple[Callable[[], Callable[..., Any]], Callable[..., Generator[Features, None, int]]]:
     """The function that starts a sampler of shards, and the one that takes rows of a sampled shard."""
-    how: dict[str, Any] = {"tokenizer": tokenizer, "settings": settings, "segment": segment}
-    sampler = functools.partial(_Sampler, **how)
     if workers == 1:
-        return sampler, functools.partial(_packed_rows, packer=Packer(**how))
-    check_sendable(segment=segment, tokenizer=tokenizer)
-    return functools.partial(_Worker, sampler, functools.partial(Packer, **how)), _rows_of_packed
+        return lambda: functools.partial(_sample, maker), functools.partial(
+            _packed_rows, packer=Packer(maker)
+        )
+    check_sendable(segment=maker.segment, tokenizer=maker.tokenizer)
+    return functools.partial(_Worker, maker), _rows_of_packed
 
 
 class Place(NamedTuple):
@@ -302,15 +302,13 @@ BEGINNING = Place(0, 0, 0)
 
 def stream(
     documents: Iterable[Text],
+    maker: InstanceMaker,
     *,
-    tokenizer: Tokenizer,
-    settings: Sampling,
-    segment: Segmenter | None = None,
     seed: int,
     start: Place = BEGINNING,
     epochs: int | None = None,
     batch_size: int = 1,
-    part: Part = WHOLE,
+    worker_rows: WorkerRows = ALL_ROWS,
     workers: int = 1,
     visit: Callable[[Place], None] = lambda place: None,
     failed: Callable[[Exception], None] = lambda error: None,
@@ -320,22 +318,23 @@ def stream(
     """Unmasked instances, one at a time, without files: Features int32 [S] and their label int32 [].
 
     documents: read again in every epoch, such as a `Corpus`
-    segment: splits a line into words, for whole-word masking; adds `word_starts` int32 [S]
+    maker: with a segmenter, it adds `word_starts` int32 [S]
     start: the first shard; text before it is read but not tokenized
     epochs: number of epochs; None repeats forever. An epoch is `dupe_factor` passes, whose draws depend on (seed, epoch)
     batch_size, part: gives only the instances of a part of each batch; the others are sampled
-    workers: processes that tokenize and sample; the instances do not depend on their number. With more than one, `segment` must
-        be picklable, and about two shards per worker are in memory
+    workers: processes that tokenize and sample; the instances do not depend on their number. With more than one, the segmenter
+        must be picklable, and about two shards per worker are in memory
     visit: called with each shard's place before its first instance
     failed: called with an error in making instances, because tf.data raises another error
 
     Raises ValueError if there is no text, or the sampler needs more documents.
     """
     # Checked here, because tf.data would hide the error in its own traceback.
+    settings = maker.settings
     there = len(list(itertools.islice(documents, SAMPLERS[settings.sampler].documents)))
     check_documents(there, sampler=settings.sampler)
-    start_sampler, take = _sampling(workers, tokenizer=tokenizer, settings=settings, segment=segment)
-    rows = part.rows(batch_size)
+    start_sampler, take = _sampling(maker, workers=workers)
+    rows = worker_rows.rows(batch_size)
 
     def tasks() -> Iterator[tuple[list[Text], int, int, int]]:
         for epoch in itertools.islice(itertools.count(start.epoch), epochs):
@@ -355,7 +354,7 @@ def stream(
             failed(error)
             raise
 
-    names = ENCODER_INPUTS + (WORD_STARTS,) * (segment is not None)
+    names = ENCODER_INPUTS + (WORD_STARTS,) * (maker.segment is not None)
     signature = dict.fromkeys(names, tf.TensorSpec([None, settings.seq_length], tf.int32))
     signature[NEXT_SENTENCE_LABEL] = tf.TensorSpec([None], tf.int32)
     batches = tf.data.Dataset.from_generator(every_batch, output_signature=signature)

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from bert_keras.io.files import whole_file
+from bert_keras.io.files import atomic_file
 from bert_keras.optimization.objectives import Objective
 from bert_keras.tasks.devices.strategies import drawing_from
 from bert_keras.tasks.devices.workers import Workers
 from bert_keras.tasks.hparams import PretrainHparams
-from bert_keras.tasks.pretraining.instance_sources import HELD_OUT_SEED, Source
-from bert_keras.tasks.pretraining.optimizer import schedule
+from bert_keras.tasks.pretraining.instance_sources import HELD_OUT_SEED, InstanceSource
+from bert_keras.tasks.pretraining.model import schedule
 from bert_keras.tasks.runs.run_folder import FILES, ORIGIN, digests
 from bert_keras.tasks.training.loop import LOGS
 from bert_keras.tasks.training.plan import Monitor, steps_done
@@ -27,22 +27,24 @@ HELD_OUT_LOSS = "held_out_loss"
 
 
 @dataclasses.dataclass(kw_only=True)
-class Prepared:
+class RunInputs:
     """The inputs that a pre-training's monitor and stages share.
 
     objectives, held_out: one for each phase
+    vocab_size: tokens of the encoder
     origin: of the checkpoint that it starts from (`Checkpoint.origin`)
     place: the position in the source where the first stage starts
     """
 
-    source: Source
+    source: InstanceSource
     hparams: PretrainHparams
+    vocab_size: int
     objectives: Sequence[Sequence[Objective]]
     held_out: Sequence[tf.data.Dataset | None]
     snapshots: Sequence[int]
     save: Callable[[pathlib.Path], None]
     strategy_name: str
-    identity: Mapping[str, Any]
+    fingerprint: Mapping[str, Any]
     origin: Mapping[str, str]
     place: Sequence[int] | None = None
 
@@ -55,15 +57,10 @@ class PretrainingMonitor(Monitor):
     """
 
     def __init__(
-        self,
-        path: pathlib.Path,
-        *,
-        plan: Prepared,
-        log: Callable[[str], None],
-        workers: Workers,
+        self, path: pathlib.Path, *, inputs: RunInputs, log: Callable[[str], None], workers: Workers
     ) -> None:
         super().__init__()
-        self._path, self._plan, self._workers = path, plan, workers
+        self._path, self._inputs, self._workers = path, inputs, workers
         self._log_line = log
         self._writer = tf.summary.create_file_writer(str(path / LOGS))
         self.history: list[dict[str, float]] = []
@@ -78,21 +75,20 @@ class PretrainingMonitor(Monitor):
 
     def memory(self) -> Any:
         """The rows, the position in the source near this step, so that resuming is cheap, and the seconds since the last log."""
-        phase = next(phase for phase in self._plan.source.phases if self.step <= phase.end)
-        read = (self.step - phase.start) * self._plan.hparams.batch_size
-        return self.history, self._plan.source.place(read), time.monotonic() - self._since
+        phase = next(phase for phase in self._inputs.source.phases if self.step <= phase.end)
+        read = (self.step - phase.start) * self._inputs.hparams.batch_size
+        return self.history, self._inputs.source.place(read), time.monotonic() - self._since
 
     def recall(self, memory: Any) -> None:
-        self.history, self._plan.place, *before = memory  # a save of an earlier version has no seconds
-        self._before = before[0] if before else 0.0
+        self.history, self._inputs.place, self._before = memory
         self.step = int(self.history[-1]["step"]) if self.history else 0
 
     @property
     def stopped(self) -> bool:
         """True after `patience` evaluations of the last phase without a lower loss. Earlier phases have shorter texts."""
-        if (patience := self._plan.hparams.patience) is None:
+        if (patience := self._inputs.hparams.patience) is None:
             return False
-        last = self._plan.source.phases[-1]
+        last = self._inputs.source.phases[-1]
         if self.step >= last.end:
             return False
         losses = [
@@ -101,12 +97,12 @@ class PretrainingMonitor(Monitor):
         return len(losses) - losses.index(min(losses)) > patience if losses else False
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        hparams, held_out = self._plan.hparams, self._plan.held_out[self._phase]
+        hparams, held_out = self._inputs.hparams, self._inputs.held_out[self._phase]
         self.step += steps_done(self, batch)
         last = batch + 1 >= self.params["steps"]  # of the phase
         evaluates = held_out is not None and (last or self.step % hparams.eval_every == 0)
         logged = last or evaluates or self.step % hparams.log_every == 0
-        if logged or self.step in self._plan.snapshots:
+        if logged or self.step in self._inputs.snapshots:
             check_loss(logs, step=self.step)
         if logged:
             self._log({name: float(value) for name, value in (logs or {}).items()})
@@ -114,8 +110,8 @@ class PretrainingMonitor(Monitor):
                 self._evaluate(held_out)
             self.model.reset_metrics()
             self._since = time.monotonic()
-        if self.step in self._plan.snapshots:
-            self._plan.save(self._path / SNAPSHOTS / str(self.step))
+        if self.step in self._inputs.snapshots:
+            self._inputs.save(self._path / SNAPSHOTS / str(self.step))
         if evaluates and self.stopped:
             self.model.stop_training = True
             self._log_line(f"stopped early: {hparams.patience} evaluations without a lower loss")
@@ -126,7 +122,7 @@ class PretrainingMonitor(Monitor):
 
     def _log(self, measures: dict[str, float]) -> None:
         seconds = time.monotonic() - self._since
-        rate = float(schedule(self._plan.hparams)(self.step - 1))
+        rate = float(schedule(self._inputs.hparams)(self.step - 1))
         tokens = measures.pop("tokens")
         self._logged = measures
         self._add({"learning_rate": rate, "tokens_per_second": tokens / seconds, **measures})
@@ -148,11 +144,11 @@ class PretrainingMonitor(Monitor):
         self._log_line(f"step {self.step:,}, held out: {listed}")
 
     def results(self) -> Mapping[str, Any]:
-        plan = self._plan
-        plan.save(self._path)
+        inputs = self._inputs
+        inputs.save(self._path)
         evaluated = [
             (batches, objectives)
-            for batches, objectives in zip(plan.held_out, plan.objectives, strict=True)
+            for batches, objectives in zip(inputs.held_out, inputs.objectives, strict=True)
             if batches is not None
         ]
         draw_curves(self.history, self._path / CURVES)
@@ -162,9 +158,9 @@ class PretrainingMonitor(Monitor):
             "majority_baselines": majority_baselines(*evaluated[-1]) if evaluated else {},
             "stopped_early": {"step": self.step} if self.stopped else None,
             "history": self.history,
-            "strategy": plan.strategy_name,
-            "settings": plan.identity,
-            ORIGIN: dict(plan.origin),
+            "strategy": inputs.strategy_name,
+            "settings": inputs.fingerprint,
+            ORIGIN: dict(inputs.origin),
             FILES: digests(self._path),
         }
 
@@ -203,5 +199,5 @@ def draw_curves(history: Sequence[Mapping[str, float]], path: pathlib.Path) -> N
         axes.set(xlabel="step", title=title)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
-    with whole_file(path) as temporary:  # a worker's folder has links to the files of the run
+    with atomic_file(path) as temporary:  # a worker's folder has links to the files of the run
         figure.savefig(temporary, dpi=120, format=path.suffix[1:])

@@ -2,7 +2,7 @@
 
     documents -> tasks/pretraining/instance_stream.py -------
                                                    |-> label(objectives) -> Pretrainer.fit -> RUN
-    TFRecord files -> tasks/pretraining/read_records.py
+    TFRecord files -> tasks/pretraining/records.py
 
 A recipe is a row of RECIPES: its objectives, and settings of model, instances, masks and training in one flat namespace,
 `SETTINGS`. The batch of a step depends only on the seed and the step.
@@ -12,6 +12,7 @@ RUN has `config.json`, `vocab.txt`, `model.safetensors` with the heads, `task.js
 (tasks/training/saver.py). ELECTRA's generator is in the subfolder `generator/`, with the same files.
 """
 
+import dataclasses
 import functools
 import json
 import math
@@ -25,90 +26,82 @@ import tensorflow as tf
 from bert_keras import checkpoints
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
-from bert_keras.features import Part
-from bert_keras.io.output_folder import Folder
-from bert_keras.model.encoder import BertEncoder
-from bert_keras.model.precision import training_policy
-from bert_keras.optimization.objectives import Objective, check_parts
-from bert_keras.optimization.pretrainers import Pretrainer, pretrainer_of
-from bert_keras.tasks.batches import of_rows
-from bert_keras.tasks.devices.strategies import (
-    check_micro_batch,
-    divided,
-    lines_about,
-    rows_for,
-    strategy,
-)
+from bert_keras.features import WorkerRows
+from bert_keras.io.folders import Folder
+from bert_keras.optimization.objectives import Objective
+from bert_keras.tasks.batches import set_row_count
+from bert_keras.tasks.devices.strategies import check_micro_batch, divided, lines_about, rows_for, strategy
 from bert_keras.tasks.devices.workers import SAME_IN_ALL, Workers, reports_lost_workers
 from bert_keras.tasks.hparams import PretrainHparams
 from bert_keras.tasks.pretraining.instance_sources import (
     HELD_OUT_SEED,
-    Documents,
-    RecordFileSource,
-    Source,
-    batches_of,
+    InstanceSource,
+    RecordInstances,
+    TextInstances,
     check_data,
+    make_batches,
 )
 from bert_keras.tasks.pretraining.instance_stream import (
     Segmenter,
     Text,
     check_segments_are_read,
-    name_of_segmenter,
+    describe_segmenter,
 )
-from bert_keras.tasks.pretraining.monitor import Prepared, PretrainingMonitor
-from bert_keras.tasks.pretraining.optimizer import OPTIMIZERS, schedule, warnings_of
-from bert_keras.tasks.pretraining.processes import check_sendable, check_workers
-from bert_keras.tasks.pretraining.read_records import RecordFiles
-from bert_keras.tasks.pretraining.recipe_objectives import (
+from bert_keras.tasks.pretraining.model import (
+    assign,
+    build_model,
     check_direction,
     check_settings_are_read,
-    kinds_of,
+    make_objectives,
     masks_whole_words,
-    objectives_for,
+    read_start,
+    save,
+    step_warnings,
 )
+from bert_keras.tasks.pretraining.monitor import PretrainingMonitor, RunInputs
+from bert_keras.tasks.pretraining.processes import check_sendable, check_workers
 from bert_keras.tasks.pretraining.recipes import Recipe
-from bert_keras.tasks.pretraining.weights import assign, read_start, save
+from bert_keras.tasks.pretraining.records import RecordFiles
 from bert_keras.tasks.training.loop import RUN, check_save_every, train
 from bert_keras.tasks.training.plan import Plan, Stage
 from bert_keras.tasks.training.task_model import check_sizes
-from bert_keras.tasks.training.task_padding import leave_out_padding
 from bert_keras.text.masking import Pieces
 from bert_keras.text.preprocessing import Preprocessor, pad_batches
 from bert_keras.text.tokenizer import Tokenizer
 
 HELD_OUT_BATCH = 32
-# Defaults that are no part of a run's identity: a run of a version without the setting has them.
-LATER_SETTINGS = (("precision", "float32"), ("steps_per_execution", 1))
 
 
-def _build(recipe: Recipe, config: BertConfig, objectives: Sequence[Objective]) -> Pretrainer:
-    """A compiled model, with its optimizer built; call it in the strategy's scope."""
-    hparams = recipe.hparams
-    check_parts(objectives, Part(0, Workers(tf.distribute.get_strategy()).count))
-    outputs = tuple(dict.fromkeys(one.reads for one in objectives))
-    encoder = BertEncoder(config, outputs=outputs, dtype=training_policy(hparams.precision))
-    model = pretrainer_of(kinds_of(recipe)).of(encoder, objectives, count_tokens=True)
-    for one in {id(one): one for one in model.encoders.values()}.values():
-        leave_out_padding(one)
-        one.rematerialize = hparams.rematerialize
-    optimizer = OPTIMIZERS[hparams.optimizer](
-        schedule(hparams),
-        weight_decay=hparams.weight_decay,
-        beta_2=hparams.beta_2,
-        clip_norm=hparams.clip_norm,
-        bias_correction=hparams.bias_correction,
-    )
-    # XLA is not faster on CPU, and fails under MirroredStrategy.
-    model.compile(
-        optimizer,
-        micro_batch=hparams.micro_batch,
-        steps_per_execution=hparams.steps_per_execution,
-        jit_compile=False,
-    )
-    model.optimizer.build(
-        model.trainable_variables
-    )  # in float16, Keras' own around ours, which scales the loss
-    return model
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pretraining:
+    """Everything that decides the result of a pre-training.
+
+    documents: a `Corpus`, or another iterable that can be read several times; or
+    records: a folder from `write_records`, or TFRecord files; several for several phases, whose lengths are those of the records
+    held_out: documents or records to evaluate on, or the fraction of the documents to hold out; records evaluate only phases of
+        their length
+    tokenizer: None takes the checkpoint's
+    segment: splits a line into words, for whole-word masking
+    checkpoint: initial weights with heads, and a generator from a run of ELECTRA; its configuration replaces the recipe's
+    snapshots: steps after which the weights are also written to `snapshots/STEP`
+    workers: processes that make instances of text; the result does not depend on their number. With more than one, a script must
+        call `pretrain` under `if __name__ == "__main__"`
+    """
+
+    recipe: Recipe
+    documents: Iterable[Text] | None = None
+    records: RecordFiles | Sequence[RecordFiles] | None = None
+    held_out: float | Iterable[Text] | RecordFiles | None = None
+    tokenizer: Tokenizer | None = None
+    segment: Segmenter | None = None
+    checkpoint: str | pathlib.Path | checkpoints.Checkpoint | None = None
+    snapshots: Sequence[int] = ()
+    strategy_name: str = "one"
+    workers: int = 1
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Checks before any data is read
 
 
 def check_replicas(hparams: PretrainHparams, distribution: tf.distribute.Strategy) -> None:
@@ -120,83 +113,15 @@ def check_replicas(hparams: PretrainHparams, distribution: tf.distribute.Strateg
         )
 
 
-def _source(
-    documents: Iterable[Text] | None,
-    records: RecordFiles | Sequence[RecordFiles] | None,
-    held_out: Any,
-    *,
-    recipe: Recipe,
-    tokenizer: Tokenizer,
-    segment: Segmenter | None,
-    workers: int,
-) -> Source:
-    if (documents is None) == (records is None):
-        raise BertKerasError("give either documents or records.")
-    if documents is not None:
-        return Documents(
-            documents, held_out, recipe=recipe, tokenizer=tokenizer, segment=segment, workers=workers
-        )
-    assert records is not None
-    if segment is not None:
-        raise BertKerasError("segment applies only to text; give segment where the records are written.")
-    if workers > 1:
-        raise BertKerasError(f"workers is {workers}, which applies only to text; leave workers out.")
-    sets = [records] if isinstance(records, str | pathlib.Path) else records
-    return RecordFileSource(sets, held_out, recipe=recipe, tokenizer=tokenizer)
-
-
-def _held_out(
-    source: Source,
-    phase: int,
-    objectives: Sequence[Objective],
-    *,
-    vocab_size: int,
-    hparams: PretrainHparams,
-    multiple_of: int = 1,
-) -> tf.data.Dataset | None:
-    """Evaluation batches, padded to a multiple of some number of rows; None if nothing is held out."""
-    instances = source.held_out(phase)
-    if instances is None:
-        return None
-    batches = batches_of(
-        instances.take(hparams.held_out_instances),
-        objectives=objectives,
-        vocab_size=vocab_size,
-        batch_size=HELD_OUT_BATCH,
-        seed=HELD_OUT_SEED,
-        drop_remainder=False,
-    )
-    batches = pad_batches(batches, multiple_of=multiple_of)
-    if multiple_of >= HELD_OUT_BATCH:
-        batches = of_rows(batches, multiple_of)
-    batches = batches.cache()
-    with source.reading(None, vocab_size=vocab_size):
-        count = sum(1 for _ in batches)
-    if not count:
-        raise BertKerasError(
-            "the held-out data gives no instances; hold out more documents, or documents with several lines, separated by "
-            "blank lines."
-        )
-    return batches.apply(tf.data.experimental.assert_cardinality(count))
-
-
-def _held_out_phases(
-    source: Source, objectives: Sequence[Sequence[Objective]], *, hparams: PretrainHparams, **options: Any
-) -> list[tf.data.Dataset | None]:
-    """The evaluation batches of every phase.
-
-    Raises ValueError for records that an objective cannot use, and for a patience without data to watch.
-    """
-    for phase, those in enumerate(objectives):
-        source.check_held_out(phase, objectives=those, vocab_size=options["vocab_size"])
-    held = [
-        _held_out(source, phase, those, hparams=hparams, **options) for phase, those in enumerate(objectives)
-    ]
-    if hparams.patience is not None and held[-1] is None:
-        raise BertKerasError(
-            f"patience is {hparams.patience} and the last phase has no held-out data; give held_out, or leave patience out."
-        )
-    return held
+def _check_settings(given: Pretraining, distribution: tf.distribute.Strategy) -> None:
+    hparams = given.recipe.hparams
+    check_replicas(hparams, distribution)
+    check_micro_batch(distribution, batch_size=hparams.batch_size, micro_batch=hparams.micro_batch)
+    check_settings_are_read(given.recipe)
+    if given.records is None:
+        check_segments_are_read(given.segment, whole_word=masks_whole_words(given.recipe))
+    if wrong := [step for step in given.snapshots if not 1 <= step <= hparams.steps]:
+        raise BertKerasError(f"snapshots has {wrong[0]}; give steps from 1 to {hparams.steps}.")
 
 
 def _tokenizer(given: Tokenizer | None, start: checkpoints.Checkpoint | None) -> Tokenizer:
@@ -205,11 +130,10 @@ def _tokenizer(given: Tokenizer | None, start: checkpoints.Checkpoint | None) ->
         if start is None:
             raise BertKerasError("there is neither a tokenizer nor a checkpoint with one; give a vocabulary.")
         return checkpoints.tokenizer_of(start)
-    if start is None or (start.vocabulary is None and start.sentencepiece is None):
+    if start is None or not start.vocabulary.has_tokens:
         return given
-    own = checkpoints.tokenizer_of(
-        start, lower_case=given.lower_case if start.lower_case is None else start.lower_case
-    )
+    lower_case = start.vocabulary.lower_case
+    own = checkpoints.tokenizer_of(start, lower_case=given.lower_case if lower_case is None else lower_case)
     if given.digest != own.digest:
         raise BertKerasError("the checkpoint was trained with another vocabulary; leave the vocabulary out.")
     if given.lower_case != own.lower_case:
@@ -225,20 +149,94 @@ def _check_lengths(config: BertConfig, lengths: Iterable[int], *, tokenizer: Tok
         check_sizes(config, vocab_size=tokenizer.vocab_size, seq_length=length)
 
 
-def _check_workers(workers: int, **sent: Any) -> None:
-    """sent: the arguments that the processes need."""
-    check_workers(workers)
-    if workers > 1:
-        check_sendable(**sent)
+# -----------------------------------------------------------------------------------------------------------
+# Data
 
 
-def _check_snapshots(snapshots: Sequence[int], hparams: PretrainHparams) -> None:
-    if wrong := [step for step in snapshots if not 1 <= step <= hparams.steps]:
-        raise BertKerasError(f"snapshots has {wrong[0]}; give steps from 1 to {hparams.steps}.")
+def _source(given: Pretraining, tokenizer: Tokenizer) -> InstanceSource:
+    if (given.documents is None) == (given.records is None):
+        raise BertKerasError("give either documents or records.")
+    if given.documents is not None:
+        held_out: Any = given.held_out
+        return TextInstances(
+            given.documents,
+            held_out,
+            recipe=given.recipe,
+            tokenizer=tokenizer,
+            segment=given.segment,
+            workers=given.workers,
+        )
+    if given.segment is not None:
+        raise BertKerasError("segment applies only to text; give segment where the records are written.")
+    if given.workers > 1:
+        raise BertKerasError(f"workers is {given.workers}, which applies only to text; leave workers out.")
+    records: Any = given.records
+    sets = [records] if isinstance(records, str | pathlib.Path) else records
+    return RecordInstances(sets, given.held_out, recipe=given.recipe, tokenizer=tokenizer)  # type: ignore[arg-type]
+
+
+def _held_out(
+    source: InstanceSource,
+    phase: int,
+    objectives: Sequence[Objective],
+    *,
+    vocab_size: int,
+    hparams: PretrainHparams,
+    multiple_of: int,
+) -> tf.data.Dataset | None:
+    """Evaluation batches, padded to a multiple of some number of rows; None if nothing is held out."""
+    instances = source.held_out(phase)
+    if instances is None:
+        return None
+    batches = make_batches(
+        instances.take(hparams.held_out_instances),
+        objectives=objectives,
+        vocab_size=vocab_size,
+        batch_size=HELD_OUT_BATCH,
+        seed=HELD_OUT_SEED,
+        drop_remainder=False,
+    )
+    batches = pad_batches(batches, multiple_of=multiple_of)
+    if multiple_of >= HELD_OUT_BATCH:
+        batches = set_row_count(batches, multiple_of)
+    batches = batches.cache()
+    with source.reading(None, vocab_size=vocab_size):
+        count = sum(1 for _ in batches)
+    if not count:
+        raise BertKerasError(
+            "the held-out data gives no instances; hold out more documents, or documents with several lines, separated by "
+            "blank lines."
+        )
+    return batches.apply(tf.data.experimental.assert_cardinality(count))
+
+
+def _held_out_phases(
+    source: InstanceSource,
+    objectives: Sequence[Sequence[Objective]],
+    *,
+    vocab_size: int,
+    hparams: PretrainHparams,
+    multiple_of: int = 1,
+) -> list[tf.data.Dataset | None]:
+    """The evaluation batches of every phase.
+
+    Raises ValueError for records that an objective cannot use, and for a patience without data to watch.
+    """
+    for phase, those in enumerate(objectives):
+        source.check_held_out(phase, objectives=those, vocab_size=vocab_size)
+    held = [
+        _held_out(source, phase, those, vocab_size=vocab_size, hparams=hparams, multiple_of=multiple_of)
+        for phase, those in enumerate(objectives)
+    ]
+    if hparams.patience is not None and held[-1] is None:
+        raise BertKerasError(
+            f"patience is {hparams.patience} and the last phase has no held-out data; give held_out, or leave patience out."
+        )
+    return held
 
 
 def _check_executions(
-    source: Source, hparams: PretrainHparams, snapshots: Sequence[int], *, evaluates: bool
+    source: InstanceSource, hparams: PretrainHparams, snapshots: Sequence[int], *, evaluates: bool
 ) -> None:
     """Raises ValueError unless executions of several steps end where the run logs, evaluates or writes a snapshot."""
     count = hparams.steps_per_execution
@@ -251,74 +249,57 @@ def _check_executions(
         )
 
 
-def _check_phases(
-    source: Source, objectives: Sequence[Sequence[Objective]], *, config: BertConfig, batch_size: int
-) -> list[str]:
-    """Warnings about every phase's data. Raises ValueError for data that cannot be used for training."""
-    return [
-        line
-        for phase, those in enumerate(objectives)
-        for line in check_data(source, phase, objectives=those, config=config, batch_size=batch_size)
-    ]
+# -----------------------------------------------------------------------------------------------------------
+# The plan, and the training
 
 
-def plan_pretraining(
-    *,
-    recipe: Recipe,
-    documents: Iterable[Text] | None = None,
-    records: RecordFiles | Sequence[RecordFiles] | None = None,
-    held_out: float | Iterable[Text] | RecordFiles | None = None,
-    tokenizer: Tokenizer | None = None,
-    segment: Segmenter | None = None,
-    checkpoint: str | pathlib.Path | checkpoints.Checkpoint | None = None,
-    snapshots: Sequence[int] = (),
-    strategy_name: str = "one",
-    workers: int = 1,
-) -> Plan:
-    """Reads and checks everything and builds the model, without training. Arguments and errors: those of `pretrain`."""
-    hparams, distribution = recipe.hparams, strategy(strategy_name)
-    check_replicas(hparams, distribution)
-    check_micro_batch(distribution, batch_size=hparams.batch_size, micro_batch=hparams.micro_batch)
-    check_settings_are_read(recipe)
-    if records is None:
-        check_segments_are_read(segment, whole_word=masks_whole_words(recipe))
-    _check_snapshots(snapshots, hparams)
-    start = read_start(checkpoint, recipe)
-    tokenizer = _tokenizer(tokenizer, start.checkpoint)
-    _check_workers(workers, segment=segment, tokenizer=tokenizer)
+def plan_pretraining(given: Pretraining) -> Plan:
+    """Reads and checks everything and builds the model, without training. Errors: those of `pretrain`."""
+    recipe, hparams = given.recipe, given.recipe.hparams
+    distribution = strategy(given.strategy_name)
+    _check_settings(given, distribution)
+    start = read_start(given.checkpoint, recipe)
+    tokenizer = _tokenizer(given.tokenizer, start.checkpoint)
+    check_workers(given.workers)
+    if given.workers > 1:
+        check_sendable(segment=given.segment, tokenizer=tokenizer)
     config = recipe.config(vocab_size=tokenizer.vocab_size, source=start.config)
     check_direction(recipe, config)
-    if documents is not None:  # before _source reads the whole text
+    if given.documents is not None:  # before _source reads the whole text
         _check_lengths(config, [length for length, _ in hparams.phases], tokenizer=tokenizer)
-    source = _source(
-        documents, records, held_out, recipe=recipe, tokenizer=tokenizer, segment=segment, workers=workers
-    )
+    source = _source(given, tokenizer)
     lengths = [phase.seq_length for phase in source.phases]
     _check_lengths(config, lengths, tokenizer=tokenizer)
-    objectives = [objectives_for(recipe, length, pieces=Pieces.of(tokenizer)) for length in lengths]
-    lines = [
-        *source.lines,
-        *_check_phases(source, objectives, config=config, batch_size=hparams.batch_size),
-        *warnings_of(hparams),
-        *lines_about(distribution, strategy_name=strategy_name, precision=hparams.precision),
-    ]
-    options = {"vocab_size": config.vocab_size, "multiple_of": rows_for(distribution, HELD_OUT_BATCH)}
-    held = _held_out_phases(source, objectives, hparams=hparams, **options)
-    _check_executions(source, hparams, snapshots, evaluates=any(one is not None for one in held))
-    identity = _identity(recipe, config, tokenizer, segment=segment, snapshots=snapshots)
-    identity |= {**source.about, **start.about(), "strategy": strategy_name}
+    objectives = [make_objectives(recipe, length, pieces=Pieces.of(tokenizer)) for length in lengths]
+    lines = [*source.lines]
+    for phase, those in enumerate(objectives):
+        lines += check_data(source, phase, objectives=those, config=config, batch_size=hparams.batch_size)
+    lines += step_warnings(hparams)
+    lines += lines_about(distribution, strategy_name=given.strategy_name, precision=hparams.precision)
+    rows = rows_for(distribution, HELD_OUT_BATCH)
+    held = _held_out_phases(
+        source, objectives, vocab_size=config.vocab_size, hparams=hparams, multiple_of=rows
+    )
+    _check_executions(source, hparams, given.snapshots, evaluates=any(one is not None for one in held))
+    fingerprint = _fingerprint(given, config, tokenizer)
+    fingerprint |= {**source.fingerprint, **start.fingerprint(), "strategy": given.strategy_name}
     # Before the variables: workers that create them in other shapes fail, and the error names no setting.
-    Workers(distribution).check_same(identity, SAME_IN_ALL)
+    Workers(distribution).check_same(fingerprint, SAME_IN_ALL)
     keras.utils.set_random_seed(hparams.seed)
     with distribution.scope():
-        model = _build(recipe, config, objectives[0])
+        model = build_model(recipe, config, objectives[0])
         lines += assign(start, model)
-    prepared = Prepared(
+    count = sum(math.prod(one.shape) for one in model.trainable_variables)
+    lines.append(
+        f"pre-training {count:,} parameters, {hparams.steps:,} steps of {hparams.batch_size} instances"
+    )
+    inputs = RunInputs(
         source=source,
         hparams=hparams,
+        vocab_size=config.vocab_size,
         objectives=objectives,
         held_out=held,
-        snapshots=snapshots,
+        snapshots=given.snapshots,
         save=functools.partial(
             save,
             model=model,
@@ -326,110 +307,82 @@ def plan_pretraining(
             sampler=recipe.sampling(128).sampler,
             start=start.checkpoint,
         ),
-        strategy_name=strategy_name,
-        identity=identity,
+        strategy_name=given.strategy_name,
+        fingerprint=fingerprint,
         origin=start.origin,
     )
-    return _plan(prepared, model, lines, vocab_size=config.vocab_size)
+    return Plan(
+        fingerprint=fingerprint,
+        model=model,
+        stages=[_stage(inputs, number) for number in range(len(source.phases))],
+        monitor=functools.partial(PretrainingMonitor, inputs=inputs),
+        lines=lines,
+    )
 
 
-def _identity(
-    recipe: Recipe,
-    config: BertConfig,
-    tokenizer: Tokenizer,
-    *,
-    segment: Segmenter | None,
-    snapshots: Sequence[int],
-) -> dict[str, Any]:
+def _fingerprint(given: Pretraining, config: BertConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     """The settings that decide the result, besides data, checkpoint and strategy; plain JSON."""
-    settings = sorted(recipe.all_settings.items())
-    about = {
+    recipe, settings = given.recipe, dict[str, Any]()
+    for kind in (
+        recipe.masking(128),
+        recipe.sampling(128),
+        recipe.hparams,
+    ):  # the last has max_predictions of all lengths
+        settings |= dataclasses.asdict(kind)
+    del settings["seq_length"]
+    fingerprint = {
         "objectives": list(recipe.objectives),
-        **{name: value for name, value in settings if (name, value) not in LATER_SETTINGS},
+        **dict(sorted(settings.items())),
         "config": config.to_dict(),
         "vocabulary": tokenizer.digest,
         "lower_case": tokenizer.lower_case,
-        "segmenter": segment is not None and name_of_segmenter(segment),
-        "snapshots": list(snapshots),
+        "segmenter": given.segment is not None and describe_segmenter(given.segment),
+        "snapshots": list(given.snapshots),
     }
-    return dict(json.loads(json.dumps(about)))
+    return dict(json.loads(json.dumps(fingerprint)))
 
 
-def _plan(prepared: Prepared, model: Pretrainer, lines: Sequence[str], *, vocab_size: int) -> Plan:
-    hparams, count = prepared.hparams, sum(math.prod(one.shape) for one in model.trainable_variables)
-    phases = range(len(prepared.source.phases))
-    return Plan(
-        identity=prepared.identity,
-        model=model,
-        stages=[_stage(prepared, number, vocab_size=vocab_size) for number in phases],
-        monitor=functools.partial(PretrainingMonitor, plan=prepared),
-        lines=[
-            *lines,
-            f"pre-training {count:,} parameters, {hparams.steps:,} steps of {hparams.batch_size} instances",
-        ],
-    )
-
-
-def _stage(prepared: Prepared, number: int, *, vocab_size: int) -> Stage:
+def _stage(inputs: RunInputs, number: int) -> Stage:
     """The training of one phase."""
-    source, hparams, phase = prepared.source, prepared.hparams, prepared.source.phases[number]
-    distribution = strategy(prepared.strategy_name)
+    source, hparams, phase = inputs.source, inputs.hparams, inputs.source.phases[number]
+    distribution = strategy(inputs.strategy_name)
 
     def batches(done: int) -> Any:
-        place, prepared.place = prepared.place, None
+        place, inputs.place = inputs.place, None
         # The save at the end of a phase has the place of that phase.
         return divided(distribution, functools.partial(part_of_batches, done, place if done else None))
 
-    def part_of_batches(done: int, place: Sequence[int] | None, part: Part) -> tf.data.Dataset:
-        return batches_of(
-            source.train(number, skip=done * hparams.batch_size, place=place, part=part),
-            objectives=prepared.objectives[number],
-            vocab_size=vocab_size,
+    def part_of_batches(done: int, place: Sequence[int] | None, worker_rows: WorkerRows) -> tf.data.Dataset:
+        return make_batches(
+            source.train(number, skip=done * hparams.batch_size, place=place, worker_rows=worker_rows),
+            objectives=inputs.objectives[number],
+            vocab_size=inputs.vocab_size,
             batch_size=hparams.batch_size,
             seed=hparams.seed,
             start=phase.start + done,
-            part=part,
+            worker_rows=worker_rows,
         )
 
     return Stage(
         steps=phase.end - phase.start,
         name="phase",
         batches=batches,
-        reading=functools.partial(source.reading, number, vocab_size=vocab_size),
+        reading=functools.partial(source.reading, number, vocab_size=inputs.vocab_size),
     )
 
 
 @reports_lost_workers()
 def pretrain(
-    *,
-    recipe: Recipe,
+    given: Pretraining,
     output: str | pathlib.Path,
-    documents: Iterable[Text] | None = None,
-    records: RecordFiles | Sequence[RecordFiles] | None = None,
-    held_out: float | Iterable[Text] | RecordFiles | None = None,
-    tokenizer: Tokenizer | None = None,
-    segment: Segmenter | None = None,
-    checkpoint: str | pathlib.Path | checkpoints.Checkpoint | None = None,
+    *,
     save_every: int = 1000,
-    snapshots: Sequence[int] = (),
-    strategy_name: str = "one",
-    workers: int = 1,
     verbose: int | str = "auto",
     log: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Pre-trains by a recipe, or resumes the unfinished run in `output`; returns the content of results.json.
 
-    documents: a `Corpus`, or another iterable that can be read several times; or
-    records: a folder from `write_records`, or TFRecord files; several for several phases, whose lengths are those of the records
-    held_out: documents or records to evaluate on, or the fraction of the documents to hold out; records evaluate only phases of
-        their length
-    tokenizer: None takes the checkpoint's
-    segment: splits a line into words, for whole-word masking
-    checkpoint: initial weights with heads, and a generator from a run of ELECTRA; its configuration replaces the recipe's
     save_every: steps between two saves, for resuming; 0 saves nothing
-    snapshots: steps after which the weights are also written to `snapshots/STEP`
-    workers: processes that make instances of text; the result does not depend on their number. With more than one, a script must
-        call this under `if __name__ == "__main__"`
     verbose: 0 for no lines inside phases, 1 for a progress bar, 2 for lines inside long phases; "auto" is 1 in a terminal, else 2
     log: receives progress messages: each evaluation, each phase
 
@@ -439,16 +392,4 @@ def pretrain(
     """
     check_save_every(save_every)
     Folder(output, RUN).check()
-    plan = plan_pretraining(
-        recipe=recipe,
-        documents=documents,
-        records=records,
-        held_out=held_out,
-        tokenizer=tokenizer,
-        segment=segment,
-        checkpoint=checkpoint,
-        snapshots=snapshots,
-        strategy_name=strategy_name,
-        workers=workers,
-    )
-    return train(plan, output, save_every=save_every, verbose=verbose, log=log)
+    return train(plan_pretraining(given), output, save_every=save_every, verbose=verbose, log=log)

@@ -2,44 +2,31 @@
 
 import dataclasses
 import math
-import types
-import typing
 from collections.abc import Mapping
 from typing import Any
 
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
-from bert_keras.fields import Masking
+from bert_keras.fields import Checked, Masking, checked_value, like, names_of, setting
 from bert_keras.tasks.hparams import PretrainHparams, Sampling
 
-# Setting -> the class that has the field. A phase sets `seq_length`; the last class here overrides `max_predictions` of Masking.
-FIELDS = {
-    field.name: kind
-    for kind in (BertConfig, Sampling, Masking, PretrainHparams)
-    for field in dataclasses.fields(kind)
-    if (kind, field.name) != (Sampling, "seq_length")
-}
-_TYPES = {name: typing.get_type_hints(kind)[name] for name, kind in FIELDS.items()}
-# seq_length: one phase of that length; size: a key of bert_keras.config.SIZES.
-_SHORT = {"size": str, "seq_length": int}
-SETTINGS = tuple(sorted({*FIELDS, *_SHORT}))
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shorthands(Checked):
+    """Settings that stand for several others."""
+
+    size: str | None = setting(
+        None, help="tiny, mini, small, medium, base, large, L-2_H-128 ... (default: the paper's)"
+    )
+    seq_length: int | None = like(
+        Sampling, "seq_length", default=None, help="one length in place of --phases, in tokens"
+    )
 
 
-def _typed(name: str, value: Any) -> Any:
-    """Converts the value to the type of its field. Raises ValueError for a value of another type."""
-    wanted = _SHORT.get(name, _TYPES.get(name))
-    if name == "phases":
-        try:
-            return tuple((int(length), float(share)) for length, share in value)
-        except (TypeError, ValueError) as error:
-            raise BertKerasError(f"phases is {value!r}; give [[length, fraction], ...].") from error
-    kinds = typing.get_args(wanted) if isinstance(wanted, types.UnionType) else (wanted,)
-    if float in kinds and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not any(type(value) is kind for kind in kinds):
-        named = " or ".join("nothing" if kind is types.NoneType else kind.__name__ for kind in kinds)
-        raise BertKerasError(f"{name} is {value!r}; give {named}.")
-    return value
+CLASSES = (BertConfig, Sampling, Masking, PretrainHparams, Shorthands)
+# Setting -> the class that has the field; of several, the last: `seq_length` is a phase, `max_predictions` may be None.
+FIELDS = {name: kind for kind in CLASSES for name in names_of(kind)}
+SETTINGS = tuple(sorted(FIELDS))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,14 +49,14 @@ class Recipe:
             raise BertKerasError(
                 f"there is no setting {', '.join(unknown)}; the settings are {', '.join(SETTINGS)}."
             )
-        typed = {name: _typed(name, value) for name, value in changes.items()}
-        if {"seq_length", "phases"} <= {*typed}:
-            raise BertKerasError(
-                "seq_length is one phase of that length; give seq_length or phases, not both."
-            )
-        if "seq_length" in typed:
-            typed["phases"] = ((typed.pop("seq_length"), 1.0),)
-        found = dataclasses.replace(self, changes={**self.changes, **typed})
+        given = {name: checked_value(FIELDS[name], name, value) for name, value in changes.items()}
+        if (length := given.pop("seq_length", None)) is not None:
+            if "phases" in given:
+                raise BertKerasError(
+                    "seq_length is one phase of that length; give seq_length or phases, not both."
+                )
+            given["phases"] = ((length, 1.0),)
+        found = dataclasses.replace(self, changes={**self.changes, **given})
         _ = found.hparams, found.sampling(128), found.masking(128)  # which raise on a wrong value
         return found
 

@@ -20,7 +20,7 @@ from bert_keras.tasks.options import SENTENCE_PAIR_LABELS
 from bert_keras.text.preprocessing import longest_first
 
 
-class Document:
+class TokenizedDocument:
     """A document: the places of its segments among the ids of all documents.
 
     bounds: where each segment starts, and where the last one ends
@@ -38,23 +38,23 @@ class Document:
         return min(bisect.bisect_left(bounds, bounds[start] + target, start + 1), len(bounds) - 1)
 
 
-class Documents:
+class TokenizedDocuments:
     """Documents as ids.
 
     ids: int32 [N], of all documents
     found: the documents
     """
 
-    def __init__(self, ids: np.ndarray, found: Sequence[Document]) -> None:
+    def __init__(self, ids: np.ndarray, found: Sequence[TokenizedDocument]) -> None:
         self.ids, self.found = ids, found
 
     @classmethod
-    def of(cls, texts: Sequence[Sequence[np.ndarray]]) -> "Documents":
+    def of(cls, texts: Sequence[Sequence[np.ndarray]]) -> "TokenizedDocuments":
         """Joins documents that have the ids of each segment, int32 [T]."""
         found, end = [], 0
         for text in texts:
             bounds = list(itertools.accumulate(map(len, text), initial=end))
-            found.append(Document(bounds))
+            found.append(TokenizedDocument(bounds))
             end = bounds[-1]
         return cls(np.concatenate([segment for text in texts for segment in text]), found)
 
@@ -65,15 +65,15 @@ class Documents:
         for one in self.found:
             yield [self.ids[start:end] for start, end in itertools.pairwise(one.bounds)]
 
-    def joined(self, separator: int) -> "Documents":
+    def joined(self, separator: int) -> "TokenizedDocuments":
         """Documents whose ids follow each other in their order, with a separator between two."""
         parts, found, shift = list[Any](), [], 0
         for one in self.found:
             first, last = one.bounds[0], one.bounds[-1]
-            found.append(Document([bound - first + shift for bound in one.bounds]))
+            found.append(TokenizedDocument([bound - first + shift for bound in one.bounds]))
             parts += [self.ids[first:last], [separator]]
             shift += last - first + 1
-        return Documents(np.concatenate(parts, dtype=np.int32), found)
+        return TokenizedDocuments(np.concatenate(parts, dtype=np.int32), found)
 
 
 class Instance(NamedTuple):
@@ -123,13 +123,15 @@ def _target(rng: np.random.Generator, settings: Sampling) -> int:
     return int(rng.integers(2, settings.room, endpoint=True)) if short else settings.room
 
 
-def _another(documents: Sequence[Document], index: int, rng: np.random.Generator) -> Document:
+def _another(
+    documents: Sequence[TokenizedDocument], index: int, rng: np.random.Generator
+) -> TokenizedDocument:
     """A document drawn uniformly from all but the one at `index`."""
     return documents[(index + 1 + int(rng.integers(len(documents) - 1))) % len(documents)]
 
 
 def next_sentence(
-    documents: Sequence[Document], rng: np.random.Generator, *, settings: Sampling
+    documents: Sequence[TokenizedDocument], rng: np.random.Generator, *, settings: Sampling
 ) -> Iterator[Made]:
     """A and the segments after it (0), or A and segments from a random start in another document (1).
 
@@ -160,7 +162,7 @@ def next_sentence(
 
 
 def sentence_pair(
-    documents: Sequence[Document], rng: np.random.Generator, *, settings: Sampling
+    documents: Sequence[TokenizedDocument], rng: np.random.Generator, *, settings: Sampling
 ) -> Iterator[Made]:
     """A segment and the one after it (0), or a segment and a random one of another document (1): Liu et al.'s SENTENCE-PAIR.
 
@@ -186,7 +188,7 @@ def sentence_pair(
 
 
 def sentence_order(
-    documents: Sequence[Document], rng: np.random.Generator, *, settings: Sampling
+    documents: Sequence[TokenizedDocument], rng: np.random.Generator, *, settings: Sampling
 ) -> Iterator[Made]:
     """A and the segments after it (0), or the two swapped (1). A chunk of one segment has no order and is skipped."""
     for document in documents:
@@ -206,21 +208,23 @@ def sentence_order(
 
 
 def full_sentences(
-    documents: Sequence[Document], rng: np.random.Generator, *, settings: Sampling
+    documents: Sequence[TokenizedDocument], rng: np.random.Generator, *, settings: Sampling
 ) -> Iterator[Made]:
     """Rows of whole segments across documents, which are joined, with a separator between two documents."""
     return _rows(documents, rng, settings=settings)
 
 
 def contiguous(
-    documents: Sequence[Document], rng: np.random.Generator, *, settings: Sampling
+    documents: Sequence[TokenizedDocument], rng: np.random.Generator, *, settings: Sampling
 ) -> Iterator[Made]:
     """Rows of whole segments, each row from one document."""
     for document in documents:
         yield from _rows([document], rng, settings=settings)
 
 
-def _rows(documents: Sequence[Document], rng: np.random.Generator, *, settings: Sampling) -> Iterator[Made]:
+def _rows(
+    documents: Sequence[TokenizedDocument], rng: np.random.Generator, *, settings: Sampling
+) -> Iterator[Made]:
     """Fills rows with whole segments up to the target. A longer segment gets its own row, or several if it exceeds the room.
 
     documents: where there are several, they are joined
@@ -271,7 +275,7 @@ SAMPLERS = {
 
 
 def make_instances(
-    documents: Documents, *, seed: Sequence[int], settings: Sampling, separator: int
+    documents: TokenizedDocuments, *, seed: Sequence[int], settings: Sampling, separator: int
 ) -> tuple[Instances, int]:
     """The instances of a shard, in random order, and the number of skipped chunks. A pure function.
 
@@ -286,7 +290,7 @@ def make_instances(
     passes, skipped = [], 0
     for _ in range(settings.dupe_factor):
         order = rng.permutation(len(documents))
-        texts = Documents(documents.ids, [documents.found[i] for i in order])
+        texts = TokenizedDocuments(documents.ids, [documents.found[i] for i in order])
         made, without = one_pass(texts, rng, settings=settings, separator=separator)
         passes.append(made)
         skipped += without
@@ -298,7 +302,7 @@ def make_instances(
 
 
 def one_pass(
-    documents: Documents, rng: np.random.Generator, *, settings: Sampling, separator: int
+    documents: TokenizedDocuments, rng: np.random.Generator, *, settings: Sampling, separator: int
 ) -> tuple[Instances, int]:
     """The instances of one pass over documents, in order, whose pairs may be too long, and the number of skipped chunks."""
     sampler = SAMPLERS[settings.sampler]

@@ -13,27 +13,15 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from bert_keras.checkpoints import with_tokenizer
 from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
-from bert_keras.checkpoints.variables import Checkpoint
-from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingPackageError
-from bert_keras.io.atomic_folders import whole_folder
-from bert_keras.io.paths import path_of
+from bert_keras.io.folders import atomic_folder
+from bert_keras.io.paths import to_path
 from bert_keras.tasks.options import VocabularyOptions
 from bert_keras.text.sentencepiece import SENTENCEPIECE_TOKENS, SentencePiece, sentencepiece_texts
-from bert_keras.text.tokenizer import (
-    END,
-    MASK,
-    PADDING,
-    START,
-    UNKNOWN,
-    Normalizer,
-    Tokenizer,
-)
+from bert_keras.text.tokenizer import END, MASK, PADDING, START, UNKNOWN, Normalizer, Tokenizer
 from bert_keras.text.wordpiece import CONTINUATION, WordPiece, wordpiece_words
 
-Document = Sequence[str]
 Progress = Callable[[int], None]
 
 LINES = 1024  # lines to normalize together
@@ -61,7 +49,7 @@ SENTENCEPIECE_SETTINGS: dict[str, Any] = {
 }
 
 
-class Summary(NamedTuple):
+class LearnedVocabulary(NamedTuple):
     """A learned tokenizer, and the number of documents read."""
 
     tokenizer: Tokenizer
@@ -170,7 +158,7 @@ KINDS: dict[str, tuple[Callable[..., Normalizer], Callable[..., Tokenizer]]] = {
 
 
 def write_vocabulary(
-    documents: Iterable[Document],
+    documents: Iterable[Sequence[str]],
     path: str | pathlib.Path,
     *,
     kind: str = VocabularyOptions.kind,
@@ -178,7 +166,7 @@ def write_vocabulary(
     lower_case: bool = True,
     progress: Progress = lambda done: None,
     **settings: int,
-) -> Summary:
+) -> LearnedVocabulary:
     """Learns a vocabulary and writes the folder that `checkpoints.load_tokenizer` reads.
 
     documents: such as a `Corpus`; read once
@@ -188,7 +176,7 @@ def write_vocabulary(
 
     Raises ValueError if the folder has files, and as the learners do; then nothing is written.
     """
-    path = path_of(path)
+    path = to_path(path)
     if kind not in KINDS:
         raise BertKerasError(f"kind is {kind!r}; choose one of {', '.join(KINDS)}.")
     normalizer, learn = KINDS[kind]
@@ -206,8 +194,7 @@ def write_vocabulary(
         while batch := list(itertools.islice(every, LINES)):
             yield from normal(batch)
 
-    with whole_folder(path) as new:  # before the long work, because it may raise an error
+    with atomic_folder(path) as new:  # before the long work, because it may raise an error
         tokenizer = learn(texts(), size=size, lower_case=lower_case, **settings)
-        empty = Checkpoint(config=BertConfig(vocab_size=tokenizer.vocab_size), tensors={})
-        write_tokenizer(with_tokenizer(empty, tokenizer), new)
-    return Summary(tokenizer, count)
+        write_tokenizer(tokenizer.to_vocabulary(), new)
+    return LearnedVocabulary(tokenizer, count)

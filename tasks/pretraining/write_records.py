@@ -1,98 +1,258 @@
 """Pre-training instances as TFRecord files: documents in, a folder with a manifest out. It resumes an interrupted folder.
 
-documents -> batches of tasks/pretraining/instance_stream.py -> mask -> write_records: 00000.tfrecord ..., manifest.json
+    documents -> shards -> batches of tasks/pretraining/instance_stream.py -> mask -> 00000.tfrecord ..., manifest.json
+
+A shard's bytes depend only on its documents, its number and the job, not on the process that writes it. So other processes can
+write shards too: `shard_spans` names the documents of each shard, and `read_spans` reads them.
 """
 
+import contextlib
+import dataclasses
 import functools
+import itertools
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
+import tensorflow as tf
+
+from bert_keras.errors import BertKerasError
+from bert_keras.features import INPUT_MASK, NEXT_SENTENCE_LABEL
 from bert_keras.fields import Masking
-from bert_keras.io.output_folder import check_equal
-from bert_keras.io.paths import path_of
+from bert_keras.io.files import atomic_file, digest_file, file_errors
+from bert_keras.io.folders import check_equal
 from bert_keras.tasks.hparams import Sampling
+from bert_keras.tasks.pretraining.corpus import TFDS, Corpora, interleaved
+from bert_keras.tasks.pretraining.corpus_files import Document, Range, Unparsed
 from bert_keras.tasks.pretraining.instance_stream import (
     SHARD_BYTES,
     SHARD_DOCUMENTS,
+    InstanceMaker,
+    Packer,
     Segmenter,
     Text,
-    digest_of_documents,
+    check_segments_are_read,
+    count_bytes,
+    describe_segmenter,
+    digest_documents,
     shards,
 )
-from bert_keras.tasks.pretraining.manifest import (
+from bert_keras.tasks.pretraining.processes import check_workers, in_order
+from bert_keras.tasks.pretraining.records import (
+    RECORD_NAMES,
     InstancesFolder,
     Shard,
     Summary,
     shard_name,
     summarize,
 )
-from bert_keras.tasks.pretraining.processes import check_workers, in_order
-from bert_keras.tasks.pretraining.shard_writer import Job, ShardWriter
+from bert_keras.text.masking import Pieces, mask
+from bert_keras.text.preprocessing import Features
 from bert_keras.text.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """Everything that decides the files of a text, except the text.
+
+    path: a new or empty folder, or an unfinished folder of the same job
+    make_tokenizer: picklable, because every worker calls it: `functools.partial(WordPiece.from_file, "vocab.txt")`
+    masking: writes static masks; None leaves masking to training, with new masks in every epoch
+    segment: picklable; splits a line into words, for whole-word masking in languages without spaces. Files without masks have
+        its `word_starts`
+    compress: gzip
+    shard_bytes, shard_documents: least text in a file; memory grows with them, not with the corpus
+
+    Raises BertKerasError for a negative seed, and for a segmenter that the masks do not read.
+    """
+
+    path: pathlib.Path
+    make_tokenizer: Callable[[], Tokenizer]
+    settings: Sampling
+    masking: Masking | None = None
+    segment: Segmenter | None = None
+    seed: int = 12345
+    compress: bool = False
+    shard_bytes: int = SHARD_BYTES
+    shard_documents: int = SHARD_DOCUMENTS
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise BertKerasError(f"seed is {self.seed}; seed must be at least 0.")
+        if self.masking is not None:
+            check_segments_are_read(self.segment, whole_word=self.masking.whole_word)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Everything that decides the instances of a text, plain JSON."""
+        tokenizer, segment = self.make_tokenizer(), self.segment
+        return {
+            "vocabulary": tokenizer.digest,
+            "lower_case": tokenizer.lower_case,
+            **dataclasses.asdict(self.settings),
+            "masking": None if self.masking is None else dataclasses.asdict(self.masking),
+            "segmenter": None if segment is None else describe_segmenter(segment),
+            "seed": self.seed,
+            "compress": self.compress,
+            "shard_bytes": self.shard_bytes,
+            "shard_documents": self.shard_documents,
+        }
+
+
+class ShardWriter:
+    """Writes the files of a job: (number, texts) -> Shard."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._maker = InstanceMaker(
+            tokenizer=job.make_tokenizer(), settings=job.settings, segment=job.segment
+        )
+        self._pack = Packer(self._maker)
+        pieces = Pieces.of(self._maker.tokenizer)
+
+        def finished(features: Features, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            """The records of a batch, the positions with tokens, and the labels that are 1."""
+            if job.masking is not None:
+                with tf.device("CPU"):  # where all processes have the same kernels
+                    features = mask(features, seed=seed, pieces=pieces, masking=job.masking)
+            records = serialize_examples({RECORD_NAMES[name]: value for name, value in features.items()})
+            counted = (tf.reduce_sum(features[name]) for name in (INPUT_MASK, NEXT_SENTENCE_LABEL))
+            return records, *counted
+
+        # The last batch of a shard is shorter; an unknown size avoids a retrace.
+        signature = [self._pack.specs(), tf.TensorSpec([2], tf.int32)]
+        self._finished = tf.function(finished, autograph=False, input_signature=signature)
+
+    def __call__(self, number: int, texts: Sequence[Text]) -> Shard:
+        job = self.job
+        made, skipped = self._maker.instances(texts, seed=[job.seed, number])
+        target = job.path / shard_name(number, compress=job.compress)
+        compression = "GZIP" if job.compress else ""
+        instances = positions = ones = 0
+        with record_writer(target, compression) as write:
+            for batch, features in enumerate(self._pack(made)):
+                seed = np.random.SeedSequence([job.seed, number, batch]).generate_state(2)
+                records, length, label = self._finished(features, tf.constant(seed.astype("int32")))
+                write(records.numpy())
+                instances += len(records)
+                positions += int(length)
+                ones += int(label)
+        return Shard(
+            bytes=target.stat().st_size,
+            text=digest_documents(texts),
+            documents=len(texts),
+            instances=instances,
+            positions=positions,
+            ones=ones,
+            skipped=skipped,
+            sha256=digest_file(target),
+        )
+
+
+# -----------------------------------------------------------------------------------------------------------
+# TFRecord files that appear only when they are complete
+
+
+@contextlib.contextmanager
+def record_writer(path: pathlib.Path, compression: str = "") -> Iterator[Callable[[Iterable[bytes]], None]]:
+    """Yields a function that writes records; the file appears when the block ends.
+
+    compression: "GZIP" or none. Raises OSError if the file cannot be written.
+    """
+    with atomic_file(path) as temporary:
+        with file_errors():
+            writer = tf.io.TFRecordWriter(str(temporary), compression)
+
+        def write(records: Iterable[bytes]) -> None:
+            with file_errors():
+                for record in records:
+                    writer.write(record)
+
+        try:
+            yield write
+        except BaseException:
+            with contextlib.suppress(tf.errors.OpError):
+                writer.close()
+            raise
+        with file_errors():
+            writer.close()
+
+
+# -----------------------------------------------------------------------------------------------------------
+# tf.train.Example, serialized a batch at a time by TensorFlow's own kernel: tensors [B, ...] in, strings [B] out
+
+
+def serialize_examples(columns: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    """The bytes of B examples: those of `tf.train.Example.SerializeToString(deterministic=True)`.
+
+    columns: int or float [B] or [B, N] by the name of their feature; integers become int64 lists, others float lists
+
+    Returns string [B].
+    """
+    rows = tf.shape(next(iter(columns.values())))[0]
+    entries = []
+    for name, values in sorted(columns.items()):
+        values = tf.reshape(values, [rows, -1])
+        if values.dtype.is_integer:
+            kind, field, values = "Int64List", "int64_list", tf.cast(values, tf.int64)
+        else:
+            kind, field, values = "FloatList", "float_list", tf.cast(values, tf.float32)
+        feature = _message("Feature", {field: _message(kind, {"value": values})[:, tf.newaxis]})
+        entry = {"key": tf.fill([rows, 1], name), "value": feature[:, tf.newaxis]}
+        entries.append(_message("Features.FeatureEntry", entry))
+    features = _message("Features", {"feature": tf.stack(entries, axis=1)})
+    return _message("Example", {"features": features[:, tf.newaxis]})
+
+
+def _message(kind: str, fields: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    """Serialized messages, string [B]. fields: [B, N] by name; N is 1 where a field is not repeated."""
+    sizes = [tf.fill([tf.shape(values)[0]], tf.shape(values)[1]) for values in fields.values()]
+    return tf.raw_ops.EncodeProto(
+        sizes=tf.stack(sizes, axis=1),
+        values=list(fields.values()),
+        field_names=list(fields),
+        message_type=f"tensorflow.{kind}",
+    )
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Writing a folder
 
 Numbered = Iterable[tuple[int, list[Text]]]
 
 
 def write_records(
     documents: Iterable[Text],
-    path: str | pathlib.Path,
+    job: Job,
     *,
-    make_tokenizer: Callable[[], Tokenizer],
-    settings: Sampling,
-    masking: Masking | None = None,
-    segment: Segmenter | None = None,
-    seed: int = 12345,
     workers: int = 1,
-    compress: bool = False,
-    shard_bytes: int = SHARD_BYTES,
-    shard_documents: int = SHARD_DOCUMENTS,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Summary:
     """Writes instances as TFRecord files and a manifest.json, or the missing ones after an interruption.
 
     documents: such as a `Corpus`; read once
-    path: a new or empty folder, or an unfinished folder of the same call
-    make_tokenizer: picklable, because every worker calls it: `functools.partial(WordPiece.from_file, "vocab.txt")`
-    masking: writes static masks; None leaves masking to training, with new masks in every epoch
-    segment: picklable; splits a line into words, for whole-word masking in languages without spaces. Files without masks have
-        its `word_starts`
     workers: processes that tokenize, sample, mask and write, this one included; the files do not depend on their number. With
         more than one, a script must call this under `if __name__ == "__main__"`
-    compress: gzip
-    shard_bytes, shard_documents: least text in a file; memory grows with them, not with the corpus
     progress: called with the number of documents done since its last call
 
     The records have the names and fixed lengths of google-research/bert create_pretraining_data.py.
     Raises ValueError if the folder has another text, vocabulary or setting, with the field; if another process writes to it; for
-    a negative seed, and for no workers; and for text without instances.
+    no workers; and for text without instances.
     """
     check_workers(workers)
-    job = Job(
-        path=path_of(path),
-        make_tokenizer=make_tokenizer,
-        settings=settings,
-        masking=masking,
-        segment=segment,
-        seed=seed,
-        compress=compress,
-        shard_bytes=shard_bytes,
-        shard_documents=shard_documents,
-    )
-    folder = InstancesFolder(path)
-    numbered = enumerate(shards(documents, size=shard_bytes, least=shard_documents))
-    identity = job.identity()
-    with folder.begin(identity):
-        made = _write_missing(job, folder, identity, numbered, workers=workers, progress=progress)
-        summary = summarize(made, settings=settings)
-        folder.write(identity, made, summary)
+    folder, fingerprint = InstancesFolder(job.path), job.fingerprint()
+    numbered = enumerate(shards(documents, size=job.shard_bytes, least=job.shard_documents))
+    with folder.begin(fingerprint):
+        made = _write_missing(job, folder, fingerprint, numbered, workers=workers, progress=progress)
+        summary = summarize(made, settings=job.settings)
+        folder.write(fingerprint, made, summary)
     return summary
 
 
 def _write_missing(
     job: Job,
     folder: InstancesFolder,
-    identity: Mapping[str, Any],
+    fingerprint: Mapping[str, Any],
     numbered: Numbered,
     *,
     workers: int,
@@ -112,7 +272,7 @@ def _write_missing(
     def missing() -> Iterator[tuple[int, list[Text]]]:
         for number, texts in numbered:
             if number < len(done):
-                check_equal(folder.path, {"text": done[number].text}, {"text": digest_of_documents(texts)})
+                check_equal(folder.path, {"text": done[number].text}, {"text": digest_documents(texts)})
                 made.append(done[number])
                 progress(done[number].documents)
             elif complete and number >= len(known):
@@ -122,8 +282,133 @@ def _write_missing(
 
     for shard in in_order(functools.partial(ShardWriter, job), missing(), workers=workers, takes_part=True):
         made.append(shard)
-        folder.write(identity, made)
+        folder.write(fingerprint, made)
         progress(shard.documents)
     if len(made) < len(known):
         raise folder.made_from("more text")
     return made
+
+
+# -----------------------------------------------------------------------------------------------------------
+# The shards of a corpus without its text: every shard names the documents that it has, and any process can read them
+#
+#     corpora -> corpus_ranges -> document_sizes, of each range alone -> shard_spans: the groups of `shards` -> read_spans
+#
+# `shard_spans` reads the sizes as a stream, so its memory does not grow with the corpus.
+
+RANGE_BYTES = 16_000_000  # of a plain file that one process reads to find its documents
+MAX_RANGES = (
+    4_000  # more text than these ranges hold is read in larger ranges: a runner keeps the list of all
+)
+
+
+class CorpusRange(NamedTuple):
+    """A range of a corpus.
+
+    number: its place among all ranges
+    part: the number of its corpus
+    """
+
+    number: int
+    part: int
+    range: Range
+
+
+class Span(NamedTuple):
+    """Documents of a source that follow each other: `documents` of them, from the one with the number `first`."""
+
+    source: CorpusRange
+    first: int
+    documents: int
+
+
+class _Sized(NamedTuple):
+    """A document in the plan of the shards.
+
+    number: its place in its source
+    """
+
+    source: CorpusRange
+    number: int
+    bytes: int
+    characters: int
+
+
+def corpus_ranges(corpora: Corpora, *, range_bytes: int = RANGE_BYTES) -> list[CorpusRange]:
+    """The ranges of all corpora, in order.
+
+    Raises BertKerasError for a TensorFlow Dataset, which has no files, and for a file that cannot be read in parts.
+    """
+    for part in corpora.parts:
+        if isinstance(part.source, str) and part.source.startswith(TFDS):
+            raise BertKerasError(
+                f"{part.source} cannot be read in parts; write its text to files, or leave out --beam."
+            )
+    whole = [(part, found) for part, corpus in enumerate(corpora.parts) for found in corpus.ranges()]
+    total = sum(found.file.stat().st_size for _, found in whole)
+    size = max(range_bytes, -(-total // MAX_RANGES))
+    split = [(part, found) for part, corpus in enumerate(corpora.parts) for found in corpus.ranges(size)]
+    return [CorpusRange(number, part, found) for number, (part, found) in enumerate(split)]
+
+
+def document_sizes(corpora: Corpora, source: CorpusRange) -> np.ndarray:
+    """Bytes and characters of every document of a source, int64 [D, 2]; 0 for a document without text."""
+    corpus = corpora.parts[source.part]
+    texts = map(corpus.parsed, corpus.unparsed(source.range))
+    sizes = [(count_bytes(text), sum(map(len, text))) for text in texts]
+    return np.array(sizes, np.int64).reshape(-1, 2)
+
+
+def shard_spans(
+    sources: Sequence[CorpusRange], sizes_of: Callable[[CorpusRange], np.ndarray], *, size: int, least: int
+) -> Iterator[list[Span]]:
+    """The documents of each shard, in the order of the corpora. sizes_of: the `document_sizes` of a source."""
+    parts = [list(group) for _, group in itertools.groupby(sources, lambda source: source.part)]
+
+    def sized(part: Sequence[CorpusRange]) -> Iterator[_Sized]:
+        for source in part:
+            for number, (length, characters) in enumerate(sizes_of(source).tolist()):
+                if length:
+                    yield _Sized(source, number, length, characters)
+
+    readers = list(map(sized, parts))
+    if len(parts) == 1:
+        (documents,) = readers
+    else:
+        totals = [sum(int(sizes_of(source)[:, 1].sum()) for source in part) for part in parts]
+        documents = interleaved(readers, totals, lambda document: document.characters)
+    for shard in shards(documents, size=size, least=least, count=lambda document: document.bytes):
+        yield list(_spans(shard))
+
+
+def _spans(documents: Sequence[_Sized]) -> Iterator[Span]:
+    """Joins documents that follow each other in a source."""
+    span: Span | None = None
+    for document in documents:
+        if span and (span.source, span.first + span.documents) == (document.source, document.number):
+            span = span._replace(documents=span.documents + 1)
+            continue
+        if span:
+            yield span
+        span = Span(document.source, document.number, 1)
+    if span:
+        yield span
+
+
+def read_spans(corpora: Corpora, spans: Sequence[Span]) -> Iterator[Document]:
+    """The text of a shard. Raises BertKerasError if the corpus has changed since the plan."""
+    readers: dict[CorpusRange, tuple[Iterator[Unparsed], int]] = {}
+    last = {span.source: number for number, span in enumerate(spans)}
+    for number, span in enumerate(spans):
+        corpus = corpora.parts[span.source.part]
+        read, at = readers.get(span.source) or (corpus.unparsed(span.source.range), 0)
+        there = list(itertools.islice(read, span.first - at, span.first - at + span.documents))
+        readers[span.source] = read, span.first + span.documents
+        if last[span.source] == number:
+            del readers[span.source], read  # closes the file: a shard may have thousands of them
+        texts = list(filter(None, map(corpus.parsed, there)))
+        if len(texts) != span.documents:
+            raise BertKerasError(
+                f"{span.source.range.file} changed while it was read; run the command again."
+            )
+        yield from texts

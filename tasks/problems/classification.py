@@ -1,12 +1,11 @@
-"""GLUE: one task for every row, classification or similarity scores of one or two texts.
+"""Classification of texts: one class, a score or any number of labels for one or two texts.
 
 In: examples {text names: string, "label": int32 (float32 for a score), "idx": int32}. Out: label strings with probabilities, or
 scores, and the measures of the data set. With a `doc_stride`, a text longer than the encoder's limit is cut into windows, [W, S].
 """
 
-import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -15,110 +14,223 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
 from bert_keras.features import EXAMPLE_INDEX
-from bert_keras.fields import names_of
-from bert_keras.io.json_files import one_of, or_null, whole
+from bert_keras.fields import field_types, names_of
+from bert_keras.io.json_files import TEXT, checked_fields, list_of, one_of, shortened
 from bert_keras.model.encoder import BertEncoder
-from bert_keras.optimization.losses import GlobalMean
-from bert_keras.tasks.data.custom_tables import row_of
-from bert_keras.tasks.data.glue_files import (
-    check_source,
-    from_files,
-    from_tfds,
-    is_folder,
-)
-from bert_keras.tasks.data.glue_rows import (
-    LABEL,
+from bert_keras.optimization.losses import GlobalMean, binary_cross_entropy, cross_entropy, squared_error
+from bert_keras.tasks.data.columns import class_ids, label_sets, scores
+from bert_keras.tasks.data.custom_tables import (
+    CUSTOM,
     NAMES,
-    GlueRow,
-    row_from_json,
+    TAKEN,
+    make_own_data_set,
+    names_a_text,
+    open_data_set,
+    replace_columns,
 )
-from bert_keras.tasks.data.label_types import LABEL_TYPES, LABELS
+from bert_keras.tasks.data.glue import LABEL, ROWS, TextDataSet, check_source, is_folder, load_examples
 from bert_keras.tasks.data.sources import Source
-from bert_keras.tasks.failed_runs import degenerate_classes, degenerate_scores, one_answer
-from bert_keras.tasks.metrics import MEASURES
-from bert_keras.tasks.options import MAX_OPTION, ClassifierOptions, ColumnOptions
-from bert_keras.tasks.report_tables import Table, most_confident, plain
-from bert_keras.tasks.task import (
-    POOLINGS,
-    Arrays,
-    Features,
-    Raw,
-    Task,
-    classifier_model,
-)
-from bert_keras.text.preprocessing import ENDS, Preprocessor
+from bert_keras.tasks.metrics import MEASURES, degenerate_classes, degenerate_scores, one_answer
+from bert_keras.tasks.options import ClassifierOptions, ColumnOptions
+from bert_keras.tasks.report_tables import Table, list_errors, most_confident, plain
+from bert_keras.tasks.task import POOLINGS, Arrays, Features, Raw, Task, classifier_model
+from bert_keras.text.preprocessing import Preprocessor
+
+LABELS, SCORE, PROBABILITIES = "labels", "score", "probabilities"
+Names = Sequence[str]
 
 
-class Glue(Task):
-    """The task of one row.
+# -----------------------------------------------------------------------------------------------------------
+# The types of labels. Raw labels [B] are class ids int32, scores float32, or 0 and 1 for each label, float32 [B, C].
 
-    row: the result of `row_of`
-    source: the folder of the row's files or its parent, one file, or a file for each split; None for TensorFlow Datasets
+
+class LabelType(NamedTuple):
+    """One type of labels.
+
+    loss: labels and logits -> one loss for each text, or for each label of a text
+    decode: logits [B, C] and the names of the labels -> the served tensors
+    targets: labels in Python and the names of the labels -> raw labels [N]
+    predicted: served arrays and the names of the labels -> the values that measures compare with raw labels
+    problem_type: the name in Hugging Face's config.json
+    measures: names in MEASURES, for a problem that names none
+    metrics: makes the Keras metrics that `compile()` takes by default
+    """
+
+    loss: Callable[[Any, Any], Any]
+    decode: Callable[[tf.Tensor, Names], dict[str, tf.Tensor]]
+    targets: Callable[[Any, Names], np.ndarray]
+    predicted: Callable[[Mapping[str, np.ndarray], Names], np.ndarray]
+    problem_type: str
+    measures: tuple[str, ...]
+    metrics: Callable[[], list[keras.metrics.Metric]] = list
+
+
+def _decode_class(logits: tf.Tensor, names: Names) -> dict[str, tf.Tensor]:
+    """Logits [B, C] -> "label" string [B] and "probabilities" float32 [B, C]."""
+    label = tf.gather(tf.constant(names), tf.argmax(logits, axis=-1))
+    return {LABEL: label, PROBABILITIES: tf.nn.softmax(logits)}
+
+
+def _decode_set(logits: tf.Tensor, names: Names) -> dict[str, tf.Tensor]:
+    """Logits [B, C] -> "labels" string [B, C], "" where a label is not predicted, and "probabilities" float32 [B, C]."""
+    return {LABELS: tf.where(logits > 0, tf.constant(names), ""), PROBABILITIES: tf.sigmoid(logits)}
+
+
+def _find_ids(predictions: Mapping[str, np.ndarray], names: Names) -> np.ndarray:
+    ids = {name.encode(): i for i, name in enumerate(names)}
+    return np.array([ids[label] for label in predictions[LABEL]])
+
+
+LABEL_TYPES = {
+    "class": LabelType(
+        loss=cross_entropy,
+        decode=_decode_class,
+        targets=class_ids,
+        predicted=_find_ids,
+        problem_type="single_label_classification",
+        measures=("accuracy",),
+        metrics=lambda: [keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+    ),
+    "score": LabelType(
+        loss=squared_error,
+        decode=lambda logits, names: {SCORE: logits[:, 0]},
+        targets=lambda y, names: scores(y),
+        predicted=lambda predictions, names: predictions[SCORE],
+        problem_type="regression",
+        measures=("spearman", "pearson"),
+    ),
+    "multi": LabelType(
+        loss=binary_cross_entropy,
+        decode=_decode_set,
+        targets=label_sets,
+        predicted=lambda predictions, names: (predictions[LABELS] != b"").astype(np.float32),
+        problem_type="multi_label_classification",
+        measures=("f1",),
+    ),
+}
+
+
+class TextClassification(Task):
+    """Labels or scores of one or two texts.
+
+    labels: the label strings by label id; empty where the label is a score
+    text: the names of the one or two texts
+    label_type: a key of LABEL_TYPES
+    measures: names in MEASURES, the first one chooses the best epoch; None takes those of the type of labels
     pooling: a key of POOLINGS, the input of the classifier
     doc_stride: tokens from the start of one window of a long text to the start of the next; None truncates long texts
     truncation: "tail" or "head_tail", the part to keep of a text that does not fit; None keeps its head
+    data: the data set of the examples; None reads tables with columns named like the texts and "label"
+    source: the folder of the data set's files or its parent, one file, or a file for each split; None for TensorFlow Datasets
 
     Of a pair, the second text is cut into windows; the first text is in each window, truncated only where both do not fit.
-    Raises MissingFileError for a missing folder, BertKerasError for an unknown pooling, and for `truncation` of a pair.
+    Raises MissingFileError for a missing folder, BertKerasError for texts, labels and measures that contradict each other, for an
+    unknown pooling, and for `truncation` of a pair.
     """
 
-    kind = "glue"
+    kind = "text-classification"
     names = NAMES
     options = (*names_of(ClassifierOptions), *names_of(ColumnOptions))
+    kinds = {
+        "name": one_of(NAMES),
+        "text": list_of(TEXT),
+        "labels": list_of(TEXT),
+        "label_type": one_of(("class", "score", "multi")),
+        "measures": list_of(one_of(MEASURES)),
+        "text_column": list_of(TEXT),
+        "label_column": TEXT,
+        **field_types(ClassifierOptions),
+    }
 
     def __init__(
         self,
-        row: GlueRow,
-        source: Source | None = None,
+        labels: Sequence[str] = (),
         *,
+        text: Sequence[str] = Task.text,
+        label_type: str = "class",
+        measures: Sequence[str] | None = None,
+        name: str = CUSTOM,
         pooling: str = ClassifierOptions.pooling,
         doc_stride: int | None = ClassifierOptions.doc_stride,
         truncation: str | None = ClassifierOptions.truncation,
+        data: TextDataSet | None = None,
+        source: Source | None = None,
     ) -> None:
         ClassifierOptions(pooling=pooling, doc_stride=doc_stride, truncation=truncation)
-        if truncation is not None and len(row.text) > 1:
+        self.type = LABEL_TYPES[label_type]
+        self.name, self.text, self.label_names, self.label_type = name, tuple(text), tuple(labels), label_type
+        self.measures = self.type.measures if measures is None else tuple(measures)
+        if data is None:
+            data = make_own_data_set(labels, text=text, label_type=label_type, name=name)
+        self.data, self.source = data, source
+        self._check()
+        if truncation is not None and len(self.text) > 1:
             raise BertKerasError(
-                f"truncation is {truncation} and {row.name} reads the pair {', '.join(row.text)}; leave it out: of a pair, the "
+                f"truncation is {truncation} and {name} reads the pair {', '.join(text)}; leave it out: of a pair, the "
                 "longer text is cut first."
             )
-        self.row = row
-        self.type = LABEL_TYPES[row.label_type]
         self.pooling, self.doc_stride, self.truncation = pooling, doc_stride, truncation
         self.windowed = self.windowed or doc_stride is not None  # a subclass may have windows of its own
         self.outputs = (POOLINGS[pooling],)
-        self.name = row.name
-        self.text = row.text
-        self.label_names = row.labels
         self.problem_type = self.type.problem_type
-        self.classes = row.labels if row.label_type == "class" else ()
-        self.measure = row.measures[0]
-        self.validation_splits = tuple(split for split in row.splits if split.startswith("validation"))
-        train = next(iter(row.splits.values()))
-        self.columns = dict(zip(row.text, train.text, strict=True))
-        self.source = source
+        self.classes = self.label_names if label_type == "class" else ()
+        self.measure = self.measures[0]
+        self.validation_splits = tuple(split for split in data.splits if split.startswith("validation"))
+        self.columns = dict(zip(self.text, next(iter(data.splits.values())).text, strict=True))
         if source is not None:
             check_source(source)
             if not is_folder(source):  # MNLI has two validation splits
                 self.validation_splits = self.validation_splits[:1]
 
+    def _check(self) -> None:
+        """Raises BertKerasError if texts, labels, measures and the data set contradict each other."""
+        text, labels, least = self.text, self.label_names, {"class": 2, "multi": 1, "score": 0}
+        rules = {
+            "text": (
+                text,
+                len(text) in (1, 2) and len({*text}) == len(text) and all(map(names_a_text, text)),
+                f"one or two names, which are no keywords of Python and none of {', '.join(TAKEN)}",
+            ),
+            "labels": (
+                labels,
+                len({*labels}) == len(labels) >= least[self.label_type]
+                and bool(labels) == (self.label_type != "score")
+                and len(labels) == len(self.data.file_labels),
+                "two or more different labels, none for a score, or one or more with multi; those of its data set",
+            ),
+            "measures": (self.measures, len(self.measures) > 0, "one or more"),
+            "text_column": (
+                [file.text for file in self.data.splits.values()],
+                all(len(file.text) == len(text) for file in self.data.splits.values()),
+                "one text column for each name in text",
+            ),
+        }
+        for name, (given, good, want) in rules.items():
+            if not good:
+                raise BertKerasError(f"task: {name} is {shortened(given)}; expected {want}.")
+
     @classmethod
-    def open(cls, name: str, source: Source | None, **options: Any) -> "Glue":
-        """The task of the row named `name`; for "custom", the files in `source` define the row."""
+    def open(cls, name: str, source: Source | None = None, **options: Any) -> "TextClassification":
+        """The problem of the data set named `name`; for "custom", the files in `source` define the data set.
+
+        options: the fields of ClassifierOptions and of ColumnOptions
+        """
         columns = {name: options.pop(name) for name in names_of(ColumnOptions) if name in options}
-        return cls(row_of(name, source, ColumnOptions(**columns)), source, **options)
+        data = open_data_set(name, source, ColumnOptions(**columns))
+        return cls(
+            data.labels,
+            text=data.text,
+            label_type=data.label_type,
+            measures=data.measures or None,
+            name=name,
+            data=data,
+            source=source,
+            **options,
+        )
 
     def examples(self, split: str) -> tf.data.Dataset:
-        """{text names: string [], "label": int32 [], float32 [] or float32 [C], "idx": int32 []}.
-
-        Withheld labels are -1, or NaN in float32.
-
-        Raises BertKerasError for an unreadable file, with its line, and MissingFileError for a missing one.
-        """
-        if split not in self.row.splits:
-            raise BertKerasError(f"{self.name} has no split {split!r}; it has {', '.join(self.row.splits)}.")
-        if self.source is None:
-            return from_tfds(self.row, split)
-        return tf.data.Dataset.from_tensor_slices(from_files(self.row, split, self.source))
+        """{text names: string [], "label": int32 [], float32 [] or float32 [C], "idx": int32 []}, as `load_examples` says."""
+        return load_examples(self.data, split, self.source)
 
     def targets(self, y: Any, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Names or ids of classes; scores; or lists of names, or 0 and 1 for each label."""
@@ -139,7 +251,7 @@ class Glue(Task):
         return preprocess.windows(last, question=question, doc_stride=self.doc_stride, max_query_length=None)
 
     def labels(self, raw: Raw, features: Features) -> tuple[tf.Tensor, tf.Tensor]:
-        """Labels as tasks/data/label_types.py has them, and weights float32 [B], which are 0 where the label is withheld.
+        """Labels as LABEL_TYPES has them, and weights float32 [B], which are 0 where the label is withheld.
 
         Each of W windows has its text's label [W, ...], and the windows of a text share its weight equally: a long text counts as
         much as a short one.
@@ -157,14 +269,14 @@ class Glue(Task):
 
     def _is_known(self, label: Any) -> Any:
         """False where the label is withheld: a tensor or array [B] or [B, C] -> bool [B]."""
-        if self.row.label_type == "class":
+        if self.label_type == "class":
             return label >= 0
-        first = label[:, 0] if self.row.multi else label
+        first = label[:, 0] if self.label_type == "multi" else label
         return first == first  # False for NaN
 
     def model(self, encoder: BertEncoder) -> keras.Model:
         """Features -> logits float32 [B, C], or [B, 1] for a score."""
-        return classifier_model(encoder, len(self.row.labels) or 1, pooling=self.pooling)
+        return classifier_model(encoder, len(self.label_names) or 1, pooling=self.pooling)
 
     def loss(self) -> keras.losses.Loss:
         """The weighted mean of the loss of the type of labels."""
@@ -187,7 +299,7 @@ class Glue(Task):
         return self.type.decode(outputs, self.label_names)
 
     def evaluate(self, predictions: Arrays, raw: Arrays) -> Iterator[tuple[str, float]]:
-        """Yields the row's measures over the labelled examples. Raises BertKerasError where no example is labelled."""
+        """Yields the measures over the labelled examples. Raises BertKerasError where no example is labelled."""
         labels = raw[LABEL]
         known = self._is_known(labels)
         if not known.any():
@@ -195,7 +307,7 @@ class Glue(Task):
                 f"none of the {len(labels)} {self.name} examples is labelled; give a labelled split."
             )
         predicted = self.type.predicted(predictions, self.label_names)
-        for name in self.row.measures:  # micro-averaged over any number of labels
+        for name in self.measures:  # micro-averaged over any number of labels
             yield name, MEASURES[name](labels[known].ravel(), predicted[known].ravel())
 
     def degenerate(self, predictions: Arrays, raw: Arrays) -> str | None:
@@ -203,9 +315,9 @@ class Glue(Task):
         labels, names = raw[LABEL], self.label_names
         known = self._is_known(labels)
         predicted = self.type.predicted(predictions, names)[known]
-        if self.row.label_type == "score":
+        if self.label_type == "score":
             return degenerate_scores(labels[known], predicted)
-        if self.row.multi:
+        if self.label_type == "multi":
             return one_answer(predicted, name=lambda row: ", ".join(np.array(names)[row > 0]) or "no label")
         return degenerate_classes(labels[known], predicted, names, measure=self.measure)
 
@@ -219,39 +331,40 @@ class Glue(Task):
     def record(self, decoded: Arrays) -> dict[str, Any]:
         """The served arrays as JSON values; of several labels, the predicted ones alone."""
         record = super().record(decoded)
-        if self.row.multi:
+        if self.label_type == "multi":
             record[LABELS] = [label for label in record[LABELS] if label]
         return record
 
     def show(self, example: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, str]:
         """The texts, and the score, the labels, or the label with its probability."""
-        if self.row.label_type == "score":
+        if self.label_type == "score":
             return {**example, "score": f"{record['score']:.2f}"}
-        if self.row.multi:
+        if self.label_type == "multi":
             return {**example, LABELS: ", ".join(record[LABELS])}
         return {**example, LABEL: record[LABEL], "probability": f"{max(record['probabilities']):.4f}"}
 
     def report(self, predictions: Arrays, raw: Arrays) -> Iterator[Table]:
         """The confusion matrix and the most confident errors; for scores, the largest errors."""
         known = np.flatnonzero(self._is_known(raw[LABEL]))
-        if self.row.multi:
+        if self.label_type == "multi":
             return
-        if self.row.label_type == "score":
+        if self.label_type == "score":
             yield self._largest_errors(predictions["score"], raw, known)
             return
-        names, gold, chosen = self.row.labels, raw[LABEL], self.type.predicted(predictions, self.row.labels)
+        names, gold, chosen = self.label_names, raw[LABEL], self.type.predicted(predictions, self.label_names)
         matrix = sklearn.metrics.confusion_matrix(gold[known], chosen[known], labels=range(len(names)))
         rows = [(label, *counts) for label, counts in zip(names, matrix.tolist(), strict=True)]
         yield Table("gold in rows, predicted in columns", ("", *names), rows)
         wrong = known[gold[known] != chosen[known]]
         confidence = predictions["probabilities"].max(axis=1)
-        rows = [
-            (*self._texts(raw, i), names[gold[i]], names[chosen[i]], float(confidence[i]))
-            for i in most_confident(wrong, confidence)
-        ]
-        if rows:
-            columns = (*self.text, "gold", "predicted", "probability")
-            yield Table(f"the most confident of {len(wrong)} errors in {len(known)} examples", columns, rows)
+        columns = (*self.text, "gold", "predicted", "probability")
+        yield from list_errors(
+            wrong,
+            confidence,
+            columns,
+            lambda i: (*self._texts(raw, i), names[gold[i]], names[chosen[i]]),
+            count=len(known),
+        )
 
     def _largest_errors(self, scores: np.ndarray, raw: Arrays, known: np.ndarray) -> Table:
         """The labelled examples with the largest error of the score."""
@@ -266,20 +379,26 @@ class Glue(Task):
         return tuple(plain(raw[name][row]) for name in self.text)
 
     def to_json(self) -> dict[str, Any]:
-        kept = dataclasses.asdict(self.row) | {"pooling": self.pooling}
-        # Left out where they are None, as in the runs of versions without them, which are still resumed.
-        added = {"doc_stride": self.doc_stride, "truncation": self.truncation}
-        return kept | {name: value for name, value in added.items() if value is not None}
+        train = next(iter(self.data.splits.values()))
+        columns = {"text_column": list(train.text), "label_column": train.label or LABEL}
+        kept = {"labels": list(self.label_names), "text": list(self.text), "measures": list(self.measures)}
+        names = [name for name in self.kinds if name not in kept and name not in columns]
+        return {name: getattr(self, name) for name in names} | kept | columns
 
     @classmethod
-    def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "Glue":
-        kinds = {"pooling": one_of(POOLINGS), "doc_stride": or_null(whole(1, MAX_OPTION))}
-        kinds["truncation"] = or_null(one_of(ENDS))
-        row, options = row_from_json({"doc_stride": None, "truncation": None, **kept}, **kinds)
-        return cls(row, source, **options)
+    def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "TextClassification":
+        fields = checked_fields(kept, cls.kinds, where="task")
+        columns, label = fields.pop("text_column"), fields.pop("label_column")
+        if fields["name"] in ROWS:
+            options = ColumnOptions(text_column=tuple(columns), label_column=label)
+            data = replace_columns(ROWS[fields["name"]], options)
+        else:
+            own = {name: fields[name] for name in ("labels", "text", "label_type")}
+            data = make_own_data_set(columns=columns, label=label, **own)
+        return cls(data=data, source=source, **fields)
 
 
-def majority_label(task: Glue) -> str:
+def majority_label(task: TextClassification) -> str:
     """The most frequent label of the training split; of equally frequent labels, the first.
 
     The paper's submission predicts it for WNLI (Devlin et al. 2019, table 1). Raises BertKerasError for a task whose texts do not

@@ -12,28 +12,18 @@ import tensorflow as tf
 from keras import ops
 
 from bert_keras.errors import BertKerasError
-from bert_keras.features import (
-    EMBEDDING_OUTPUT,
-    ENCODER_OUTPUTS,
-    EXAMPLE_INDEX,
-    INPUT_MASK,
-    WORD_INDEX,
-)
-from bert_keras.io.json_files import FLAG, one_of, whole
+from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_OUTPUTS, EXAMPLE_INDEX, INPUT_MASK, WORD_INDEX
+from bert_keras.fields import field_types
+from bert_keras.io.json_files import FLAG, one_of
 from bert_keras.io.json_files import TEXT as STRING
-from bert_keras.model.encoder import (
-    BertEncoder,
-    encoder_inputs,
-    gather_positions,
-    pooled_position,
-)
+from bert_keras.model.encoder import BertEncoder, encoder_inputs, gather_positions, pooled_position
+from bert_keras.model.heads import mean_of_tokens
 from bert_keras.model.layer_choices import check_layers, is_mixed, places_of
-from bert_keras.model.pooling import mean_of_tokens
 from bert_keras.tasks.data.sources import Source
-from bert_keras.tasks.options import MAX_OPTION, FeatureOptions
+from bert_keras.tasks.options import FeatureOptions, WindowOptions
 from bert_keras.tasks.task import Features, Raw, Task
 from bert_keras.text.preprocessing import Preprocessor
-from bert_keras.text.word_splitting import TEXT, text_of, words_of
+from bert_keras.text.words import TEXT, find_words, take_text
 
 VECTOR = "embedding"
 
@@ -97,7 +87,7 @@ class _Vectors(Task):
     validation_splits = ()
 
     @classmethod
-    def open(cls, name: str, source: Source | None, **options: Any) -> Self:
+    def open(cls, name: str, source: Source | None = None, **options: Any) -> Self:
         return cls(**options)
 
     def _nothing(self, *args: Any, **kwargs: Any) -> Any:
@@ -156,7 +146,7 @@ class WordEmbedding(_Vectors):
     name = kind
     windowed = True
     lists = {"word": "word_start_byte"}
-    kinds = {"layers": STRING, "doc_stride": whole(1, MAX_OPTION)}
+    kinds = {"layers": STRING, **field_types(WindowOptions)}
 
     def __init__(
         self, *, layers: str = FeatureOptions.layers, doc_stride: int = FeatureOptions.doc_stride
@@ -166,7 +156,7 @@ class WordEmbedding(_Vectors):
 
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
         """Windows of the text: raw [B] -> [W, S]."""
-        return preprocess.words(text_of(raw), words_of(raw)[0], doc_stride=self.doc_stride)
+        return preprocess.words(take_text(raw), find_words(raw)[0], doc_stride=self.doc_stride)
 
     def model(self, encoder: BertEncoder) -> keras.Model:
         """Features -> states float32 [W, S, H]. Raises BertKerasError where the encoder has too few layers."""
@@ -180,7 +170,7 @@ class WordEmbedding(_Vectors):
         "word_start_byte", "word_end_byte": int32 [B, N], bytes of the text, the end exclusive; padded with -1
         "word_embedding": float32 [B, N, H], 0 in padding and for a word without a token
         """
-        starts, ends = words_of(raw)
+        starts, ends = find_words(raw)
         at = tf.where(features[WORD_INDEX] >= 0)
         row = tf.gather(features[EXAMPLE_INDEX], at[:, 0])
         index = tf.stack([row, tf.gather_nd(features[WORD_INDEX], at)], axis=1)

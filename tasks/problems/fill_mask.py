@@ -7,7 +7,7 @@ text.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,28 +26,17 @@ from bert_keras.features import (
     VOCABULARY,
     VOCABULARY_TEXTS,
 )
-from bert_keras.fields import names_of
-from bert_keras.io.json_files import parse_json, typed, whole
+from bert_keras.fields import field_types, names_of
 from bert_keras.model.encoder import BertEncoder, encoder_inputs
 from bert_keras.model.heads import MaskedLMHead
 from bert_keras.tasks.batches import count
-from bert_keras.tasks.data.columns import columns_of
-from bert_keras.tasks.data.sources import (
-    Source,
-    check_text,
-    nonblank_lines,
-    split_file,
-)
-from bert_keras.tasks.data.tables import column_names, read_rows
-from bert_keras.tasks.options import MAX_OPTION, FillMaskOptions
-from bert_keras.tasks.report_tables import Table, most_confident, plain
-from bert_keras.tasks.task import (
-    Arrays,
-    Features,
-    Raw,
-    Task,
-)
-from bert_keras.text.bpe import BPE_TOKENS
+from bert_keras.tasks.data.columns import read_columns
+from bert_keras.tasks.data.sources import Source, split_file
+from bert_keras.tasks.data.tables import checked_text, read_table
+from bert_keras.tasks.options import FillMaskOptions
+from bert_keras.tasks.report_tables import Table, list_errors, plain
+from bert_keras.tasks.task import Arrays, Features, Raw, Task
+from bert_keras.text.byte_bpe import BPE_TOKENS
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.tokenizer import MASK, Tokenizer
 
@@ -78,7 +67,7 @@ class FillMask(Task):
     kind = "fill-mask"
     names = (kind,)
     options = names_of(FillMaskOptions)
-    kinds = {"top_k": whole(1, MAX_OPTION)}
+    kinds = field_types(FillMaskOptions)
     name = kind
     outputs = (SEQUENCE_OUTPUT,)
     measure = "accuracy"
@@ -90,24 +79,17 @@ class FillMask(Task):
         FillMaskOptions(top_k=top_k)
         self.source, self.top_k = source, top_k
 
-    @classmethod
-    def open(cls, name: str, source: Source | None, **options: Any) -> "FillMask":
-        """Raises BertKerasError without a source."""
-        if source is None:
-            raise BertKerasError(
-                f"{name} is read from files; give a folder of them, or a file for each split."
-            )
-        return cls(source, **options)
-
     def examples(self, split: str) -> tf.data.Dataset:
         """{"text": string [], "answer": string []}; a withheld answer is empty.
 
         Raises BertKerasError for an unreadable file, with its line, and MissingFileError for a missing one.
         """
         if self.source is None:
-            raise BertKerasError(f"{self.name} was opened without data; give a folder or a file.")
+            raise BertKerasError(
+                f"{self.name} is read from files; give a folder of them, or a file for each split."
+            )
         path = split_file(self.source, split, FILES)
-        rows = list(_rows(path, labelled=split != "test"))
+        rows = list(_read_rows(path, labelled=split != "test"))
         if not rows:
             raise BertKerasError(f"{path} has no examples; give at least one.")
         texts, answers = zip(*rows, strict=True)
@@ -123,7 +105,7 @@ class FillMask(Task):
         for row, text in enumerate(columns[TEXT]):
             if (masks := count_masks(text.decode("utf-8", "replace"))) != 1:
                 raise BertKerasError(f"row {row}: {masks} {MASK} in the text; give one, for one answer.")
-        return {ANSWER: columns_of(y, [ANSWER])[ANSWER]}
+        return {ANSWER: read_columns(y, [ANSWER])[ANSWER]}
 
     def check_targets(self, preprocess: Preprocessor, columns: Mapping[str, np.ndarray]) -> None:
         """Raises BertKerasError for the first answer that is not one token, or whose mask is cut off."""
@@ -277,25 +259,13 @@ class FillMask(Task):
         """The most confident errors."""
         confidence = predictions[SCORES][:, 0, 0]
         wrong = np.flatnonzero(predictions[RANK] > 1)
-        rows: list[tuple[Any, ...]] = [
-            (
-                plain(raw[TEXT][i]),
-                plain(predictions[TOKENS][i, 0, 0]),
-                plain(raw[ANSWER][i]),
-                f"{predictions[RANK][i]:g}",
-                float(confidence[i]),
-            )
-            for i in most_confident(wrong, confidence)
-        ]
-        if rows:
-            title = f"the most confident of {len(wrong)} errors in {len(confidence)} examples"
-            yield Table(title, (TEXT, "best", ANSWER, "rank of the answer", "probability of the best"), rows)
 
-    @classmethod
-    def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "FillMask":
-        """Restores the task from the output of `to_json`, with its examples in `source`."""
-        kept = typed(kept, cls.kinds, where="task", optional=cls.kinds, others=True)
-        return cls(source, **kept)
+        def describe(i: int) -> tuple[str, ...]:
+            texts = (raw[TEXT][i], predictions[TOKENS][i, 0, 0], raw[ANSWER][i])
+            return (*map(plain, texts), f"{predictions[RANK][i]:g}")
+
+        columns = (TEXT, "best", ANSWER, "rank of the answer", "probability of the best")
+        yield from list_errors(wrong, confidence, columns, describe)
 
 
 def _ranks(logits: tf.Tensor, answer: tf.Tensor) -> tf.Tensor:
@@ -377,41 +347,12 @@ def _filled(parts: tf.RaggedTensor, best: tf.Tensor) -> tf.Tensor:
     )
 
 
-def _rows(path: Path, *, labelled: bool) -> Iterator[tuple[str, str]]:
-    """Yields text and answer of each example. Raises BertKerasError with the line."""
-    if path.suffix not in READERS:
-        raise BertKerasError(
-            f"{path} is no {' or '.join(READERS)}; cloze tests are read from these, with the columns {TEXT} and {ANSWER}; write "
-            "one of them, or give the columns to fit of bert_keras.masked_lm in Python."
-        )
-    for where, text, answer in READERS[path.suffix](path, labelled):
-        if not isinstance(text, str) or not isinstance(answer, str):
-            raise BertKerasError(f"{where}: no {TEXT} or no {ANSWER}; give both, as strings.")
-        check_text(where, text, answer)
+def _read_rows(path: Path, *, labelled: bool) -> Iterator[tuple[str, str]]:
+    """Yields text and answer of each example, "" for a withheld one. Raises BertKerasError with the line."""
+    required, optional = ([TEXT, ANSWER], []) if labelled else ([TEXT], [ANSWER])
+    for where, _, (text, answer) in read_table(path, required, optional=optional):
+        checked_text(text, where, TEXT)
+        answer = "" if answer is None and not labelled else checked_text(answer, where, ANSWER)
         if (masks := count_masks(text)) != 1:
             raise BertKerasError(f"{where}: the text has {masks} {MASK}; give exactly one.")
         yield text, answer
-
-
-# Each reader yields where an example is, for errors, its text and its answer: "" for a withheld one, None for a missing one.
-
-
-def _from_jsonl(path: Path, labelled: bool) -> Iterator[tuple[str, Any, Any]]:
-    for number, line in nonblank_lines(path):
-        where = f"{path}, line {number}"
-        row = parse_json(line, source=where)
-        row = row if isinstance(row, dict) else {}
-        yield where, row.get(TEXT), row.get(ANSWER, None if labelled else "")
-
-
-def _from_tsv(path: Path, labelled: bool) -> Iterator[tuple[str, Any, Any]]:
-    columns = [TEXT, ANSWER] if labelled or ANSWER in column_names(path) else [TEXT]
-    for row in read_rows(path, columns):
-        text, answer = [*row.values, ""][:2]
-        yield row.where, text, answer
-
-
-READERS: dict[str, Callable[[Path, bool], Iterator[tuple[str, Any, Any]]]] = {
-    ".jsonl": _from_jsonl,
-    ".tsv": _from_tsv,
-}

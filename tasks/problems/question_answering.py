@@ -1,6 +1,6 @@
 """SQuAD 1.1 and 2.0, and other data in this format: a question, a context, and the answer as a span of the context.
 
-In: examples of data/squad_json.py. Out: the best answer to each question, cut from the original context. A context longer than
+In: examples of data/squad.py. Out: the best answer to each question, cut from the original context. A context longer than
 the encoder's limit is cut into windows, [W, S].
 Source: Devlin et al. 2019, sec. 4.2 and 4.3; google-research/bert run_squad.py.
 """
@@ -26,52 +26,36 @@ from bert_keras.features import (
     SEQUENCE_OUTPUT,
     START_BYTES,
 )
-from bert_keras.fields import names_of
-from bert_keras.io.json_files import (
-    NUMBER,
-    one_of,
-    typed,
-    whole,
-)
+from bert_keras.fields import field_types, names_of
+from bert_keras.io.json_files import NUMBER
 from bert_keras.model.encoder import BertEncoder, encoder_inputs
 from bert_keras.model.heads import SpanHead
 from bert_keras.tasks.batches import count
 from bert_keras.tasks.data.sources import Source, split_file
-from bert_keras.tasks.data.squad_json import (
+from bert_keras.tasks.data.squad import (
     ANSWER_END,
     ANSWER_START,
     ANSWERS,
     CONTEXT,
     QUESTION,
     VERSIONS,
-    columns_of,
-    columns_of_answers,
-    from_json,
-    from_tfds,
+    load_tfds_questions,
+    make_answer_columns,
+    make_columns,
+    read_questions,
 )
-from bert_keras.tasks.failed_runs import no_better, one_answer
-from bert_keras.tasks.metrics import answer_scores, best_threshold
-from bert_keras.tasks.options import MAX_OPTION, TASK_DEFAULTS, SquadOptions
+from bert_keras.tasks.metrics import answer_scores, best_threshold, no_better, one_answer
+from bert_keras.tasks.options import TASK_DEFAULTS, SquadOptions
 from bert_keras.tasks.problems.span_decoding import (
     END_BYTE,
     START_BYTE,
     answer_or_none,
     best_answer,
     best_spans,
-    nbest_of,
+    list_nbest,
 )
-from bert_keras.tasks.report_tables import (
-    ERRORS_SHOWN,
-    Table,
-    most_confident,
-    plain,
-)
-from bert_keras.tasks.task import (
-    Arrays,
-    Features,
-    Raw,
-    Task,
-)
+from bert_keras.tasks.report_tables import ERRORS_SHOWN, Table, most_confident, plain
+from bert_keras.tasks.task import Arrays, Features, Raw, Task
 from bert_keras.text.preprocessing import Preprocessor
 
 # The logit of padding: its softmax is 0 in float32, so no answer depends on the padding of its batch. Unlike an infinity, it
@@ -80,7 +64,7 @@ PADDING_LOGIT = -1e4
 SHOWN = 40  # characters of context on each side of an answer
 
 
-class Squad(Task):
+class QuestionAnswering(Task):
     """The task of one version.
 
     source: the JSON files; None for TensorFlow Datasets
@@ -91,12 +75,13 @@ class Squad(Task):
     tau: in SQuAD 2.0, the best span answers a question where its score exceeds the null score + tau; Google's
         null_score_diff_threshold is -tau
 
-    Raises BertKerasError for an unknown name, or a setting under 1 or over MAX_OPTION.
+    Raises BertKerasError for an unknown name, or a setting outside the bounds of SquadOptions.
     """
 
-    kind = "squad"
+    kind = "question-answering"
     names = tuple(VERSIONS)
     options = names_of(SquadOptions)
+    kinds = {**field_types(SquadOptions), "tau": NUMBER}
     text = (QUESTION, CONTEXT)
     outputs = (SEQUENCE_OUTPUT,)
     measure = "f1"
@@ -125,10 +110,6 @@ class Squad(Task):
         self.tau = tau
         SquadOptions(**{option: getattr(self, option) for option in self.options})
 
-    @classmethod
-    def open(cls, name: str, source: Source | None, **options: Any) -> "Squad":
-        return cls(name, source, **options)
-
     def examples(self, split: str) -> tf.data.Dataset:
         """Questions in the order of the file, with scalar features.
 
@@ -137,12 +118,12 @@ class Squad(Task):
         Raises BertKerasError for an unreadable file, with the question, and MissingFileError for a missing one.
         """
         if self.source is None:
-            where, questions = self.version.dataset, from_tfds(self.version.dataset, split)
+            where, questions = self.version.dataset, load_tfds_questions(self.version.dataset, split)
         else:
             path = split_file(self.source, split, self.version.files)
-            where, questions = str(path), from_json(path)
+            where, questions = str(path), read_questions(path)
         return tf.data.Dataset.from_tensor_slices(
-            columns_of(questions, where, version=self.version, train=split == "train")
+            make_columns(questions, where, version=self.version, train=split == "train")
         )
 
     def targets(self, y: Any, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -150,7 +131,7 @@ class Squad(Task):
 
         Text and start may be lists of several answers. A dict or data frame of the columns "text" and "answer_start" will do.
         """
-        return columns_of_answers(columns[QUESTION], columns[CONTEXT], y, version=self.version)
+        return make_answer_columns(columns[QUESTION], columns[CONTEXT], y, version=self.version)
 
     def check(self, preprocess: Preprocessor, examples: tf.data.Dataset) -> None:
         """Warns about questions longer than `max_query_length`, which are truncated."""
@@ -237,7 +218,7 @@ class Squad(Task):
             null_scores = tf.math.unsorted_segment_min(
                 outputs[:, 0, 0] + outputs[:, 1, 0], features[EXAMPLE_INDEX], tf.size(context)
             )
-        nbest = nbest_of(spans, context, null_scores)
+        nbest = list_nbest(spans, context, null_scores)
         return self._answered(nbest) | nbest
 
     def _answered(self, nbest: Mapping[str, Any]) -> dict[str, tf.Tensor]:
@@ -255,7 +236,7 @@ class Squad(Task):
             yield name, 100 * float(values.mean())
         if not self.version.unanswerable:
             return
-        has_answer = _has_answer(raw)
+        has_answer = _find_answerable(raw)
         short = {"exact_match": "exact", "f1": "f1"}
         for group, chosen in (("HasAns", has_answer), ("NoAns", ~has_answer)):
             for name, values in scores.items():
@@ -272,7 +253,7 @@ class Squad(Task):
             predictions["answer"].astype(bytes), name=lambda text: plain(text) or "no answer"
         ):
             return why
-        unanswerable = float(np.mean(~_has_answer(raw))) if self.version.unanswerable else 0.0
+        unanswerable = float(np.mean(~_find_answerable(raw))) if self.version.unanswerable else 0.0
         f1 = float(self._scores(predictions["answer"], raw)["f1"].mean())
         return no_better(f1, unanswerable, measure="f1 / 100", by="no answer at all")
 
@@ -293,7 +274,7 @@ class Squad(Task):
         exact, f1 = answer_scores(texts, golds, unanswerable=self.version.unanswerable)
         return {"exact_match": exact, "f1": f1}
 
-    def calibrate(self, predictions: Arrays, raw: Arrays) -> tuple["Squad", Arrays]:
+    def calibrate(self, predictions: Arrays, raw: Arrays) -> tuple["QuestionAnswering", Arrays]:
         """A task with the tau of the best F1, and its predictions. SQuAD 1.1 has no tau.
 
         `best_threshold` tries a tau between any two neighbouring null odds; if several are best, it takes the nearest to 0.
@@ -301,7 +282,7 @@ class Squad(Task):
         if not self.version.unanswerable:
             return self, predictions
         f1 = self._scores(predictions["nbest_answers"][:, 0], raw)["f1"]
-        _, threshold = best_threshold(f1, ~_has_answer(raw), predictions["null_odds"])
+        _, threshold = best_threshold(f1, ~_find_answerable(raw), predictions["null_odds"])
         task = copy.copy(self)
         task.tau = -threshold
         answers = {name: value.numpy() for name, value in task._answered(predictions).items()}
@@ -355,7 +336,7 @@ class Squad(Task):
         """Measures by answerability or by the first word of the question, and the most confident errors."""
         scores = self._scores(predictions["answer"], raw)
         if self.version.unanswerable:
-            groups = np.where(_has_answer(raw), "answerable", "unanswerable")
+            groups = np.where(_find_answerable(raw), "answerable", "unanswerable")
         else:
             groups = np.array([_first_word(question) for question in raw[QUESTION]])
         rows = []
@@ -383,17 +364,8 @@ class Squad(Task):
         ]
         return Table("most confident errors", (QUESTION, "gold", "predicted", "probability"), rows)
 
-    def to_json(self) -> dict[str, Any]:
-        options = {option: getattr(self, option) for option in self.options}
-        return {"name": self.name, **options, "tau": self.tau}
 
-    @classmethod
-    def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "Squad":
-        kinds = {"name": one_of(VERSIONS), **dict.fromkeys(cls.options, whole(1, MAX_OPTION)), "tau": NUMBER}
-        return cls(source=source, **typed(kept, kinds, where="task", optional=(*cls.options, "tau")))
-
-
-def _has_answer(raw: Arrays) -> np.ndarray:
+def _find_answerable(raw: Arrays) -> np.ndarray:
     return np.array([bool(json.loads(answers)) for answers in raw[ANSWERS]], bool)
 
 

@@ -8,12 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from bert_keras.features import (
-    END_BYTES,
-    EXAMPLE_INDEX,
-    MAX_CONTEXT,
-    START_BYTES,
-)
+from bert_keras.features import END_BYTES, EXAMPLE_INDEX, MAX_CONTEXT, START_BYTES
 
 # The answer's bytes in the context, the end exclusive.
 START_BYTE, END_BYTE = "start_byte", "end_byte"
@@ -64,14 +59,12 @@ def best_spans(
     first_bytes = by_example(tf.gather(features[START_BYTES], first, batch_dims=1), -1)
     end_bytes = by_example(tf.gather(features[END_BYTES], last, batch_dims=1), -1)
     return Spans(
-        scores,
-        tf.gather(first_bytes, chosen, batch_dims=1),
-        tf.gather(end_bytes, chosen, batch_dims=1),
+        scores, tf.gather(first_bytes, chosen, batch_dims=1), tf.gather(end_bytes, chosen, batch_dims=1)
     )
 
 
-def nbest_of(spans: Spans, context: tf.Tensor, null_scores: tf.Tensor | None) -> dict[str, tf.Tensor]:
-    """The n best answers [B, N] of `Squad.decode`, and "null_odds" [B] where null_scores float32 [B] are given."""
+def list_nbest(spans: Spans, context: tf.Tensor, null_scores: tf.Tensor | None) -> dict[str, tf.Tensor]:
+    """The n best answers [B, N] of `QuestionAnswering.decode`, and "null_odds" [B] where null_scores float32 [B] are given."""
     found = spans.scores > NO_SPAN / 2
     starts, ends = tf.where(found, spans.starts, -1), tf.where(found, spans.ends, -1)
     ranked = [spans.scores] if null_scores is None else [spans.scores, null_scores[:, tf.newaxis]]

@@ -7,7 +7,7 @@ shows it with the most context (Devlin et al. 2019, sec. 5.3: no CRF, the maxima
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -15,62 +15,37 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
 from bert_keras.features import EXAMPLE_INDEX, SEQUENCE_OUTPUT, WORD_INDEX
-from bert_keras.fields import names_of
+from bert_keras.fields import field_types, names_of
 from bert_keras.io.json_files import TEXT as WORD
-from bert_keras.io.json_files import (
-    list_of,
-    one_of,
-    short,
-    typed,
-    whole,
-)
+from bert_keras.io.json_files import checked_fields, list_of, one_of, shortened
 from bert_keras.model.encoder import BertEncoder, encoder_inputs
 from bert_keras.model.heads import TokenHead
 from bert_keras.tasks import metrics
-from bert_keras.tasks.data.columns import values_of
+from bert_keras.tasks.data.columns import list_values
 from bert_keras.tasks.data.conll import (
     DOCSTART,
+    OUTSIDE,
+    SCHEMES,
     Corpus,
     Sentence,
     check_tags,
-    corpus_of,
+    convert_tags,
     detect_scheme,
-    misfits,
+    find_entities,
+    find_misfits,
+    load_corpus,
 )
 from bert_keras.tasks.data.sources import Source
-from bert_keras.tasks.data.tag_schemes import (
-    OUTSIDE,
-    SCHEMES,
-    convert,
-    entities_of,
-)
-from bert_keras.tasks.options import MAX_OPTION, TAGGING_DEFAULTS, TaggingOptions
-from bert_keras.tasks.problems.tag_decoding import (
-    Letters,
-    decode_entities,
-    decode_words,
-    joined_tags,
-)
+from bert_keras.tasks.options import TAGGING_DEFAULTS, TaggingOptions
 from bert_keras.tasks.report_tables import ERRORS_SHOWN, Table, plain
-from bert_keras.tasks.task import (
-    Arrays,
-    Features,
-    Raw,
-    Task,
-)
+from bert_keras.tasks.task import Arrays, Features, Raw, Task
 from bert_keras.text.preprocessing import Preprocessor
-from bert_keras.text.word_splitting import (
-    TEXT,
-    TOKENS,
-    split_words,
-    text_of,
-    words_of,
-)
+from bert_keras.text.words import TEXT, TOKENS, find_words, split_words, take_text
 
 TAGS = "tags"
 
 
-class Conll(Task):
+class Tagging(Task):
     """Named entity recognition on files in CoNLL's format.
 
     labels: IOB2 tags, "O" first
@@ -82,13 +57,14 @@ class Conll(Task):
     Raises BertKerasError for an unknown context.
     """
 
-    kind = "conll"
+    kind = "tagging"
     names = ("conll2003",)
     options = names_of(TaggingOptions)
     outputs = (SEQUENCE_OUTPUT,)
     measure = "f1"
     windowed = True
     lists = {"entity": "entity_start_byte"}
+    kinds = {"scheme": one_of(SCHEMES), **field_types(TaggingOptions)}
 
     def __init__(
         self,
@@ -107,19 +83,19 @@ class Conll(Task):
         self.defaults = TAGGING_DEFAULTS[context]
 
     @classmethod
-    def open(cls, name: str, source: Source | None, **options: Any) -> "Conll":
+    def open(cls, name: str, source: Source | None = None, **options: Any) -> "Tagging":
         """The task with the scheme and the tags of the training file.
 
         Raises BertKerasError for a file in another format, with its line, and for a file without entities.
         """
-        corpus = corpus_of(source, "train")
+        corpus = load_corpus(source, "train")
         sentences = [sentence for document in corpus.documents for sentence in document]
         scheme = detect_scheme(sentences)
         check_tags(sentences, scheme)
-        labels = {tag for sentence in sentences for tag in convert(sentence.tags, "IOB2")} - {OUTSIDE}
+        labels = {tag for sentence in sentences for tag in convert_tags(sentence.tags, "IOB2")} - {OUTSIDE}
         if not labels:
             raise BertKerasError(
-                f"{_file_of(sentences)} has no entities: every tag is O; give a file with entities."
+                f"{_get_file(sentences)} has no entities: every tag is O; give a file with entities."
             )
         made = cls([OUTSIDE, *sorted(labels)], scheme=scheme, source=source, name=name, **options)
         made._units(corpus)  # refuses unmarked documents before any training
@@ -131,7 +107,7 @@ class Conll(Task):
             return [[sentence] for document in corpus.documents for sentence in document]
         if not corpus.marked:
             raise BertKerasError(
-                f"{_file_of(corpus.documents[0])} has no {DOCSTART} lines to mark documents; give --context sentence to train "
+                f"{_get_file(corpus.documents[0])} has no {DOCSTART} lines to mark documents; give --context sentence to train "
                 "on sentences, or a file with these lines to measure a run on documents."
             )
         return corpus.documents
@@ -142,20 +118,20 @@ class Conll(Task):
         Raises BertKerasError for an unreadable file, with its line, and MissingFileError for a missing one. Warns about tags
         that do not fit the scheme, and about tags that are not in the training file.
         """
-        units = self._units(corpus_of(self.source, split))
+        units = self._units(load_corpus(self.source, split))
         sentences = [sentence for unit in units for sentence in unit]
         check_tags(sentences, self.scheme)
-        if odd := list(misfits(sentences, self.scheme)):
+        if odd := list(find_misfits(sentences, self.scheme)):
             warnings.warn(
                 f"{odd[0]}: the first of {len(odd)} tags that do not fit {self.scheme}, the scheme of the training file; "
                 "entities are read as conlleval reads them",
                 stacklevel=2,
             )
-        tags = [[convert(sentence.tags, "IOB2") for sentence in unit] for unit in units]
+        tags = [[convert_tags(sentence.tags, "IOB2") for sentence in unit] for unit in units]
         unknown = [tag for unit in tags for row in unit for tag in row if tag not in self.label_names]
         if unknown:
             warnings.warn(
-                f"{_file_of(sentences)}: {len(unknown)} words have tags that are not in the training file "
+                f"{_get_file(sentences)}: {len(unknown)} words have tags that are not in the training file "
                 f"({', '.join(sorted(set(unknown)))}); they cannot be predicted",
                 stacklevel=2,
             )
@@ -169,33 +145,33 @@ class Conll(Task):
 
     def given(self, x: Any) -> dict[str, np.ndarray]:
         """The column "tokens" for lists of words, or "text" for strings, which the model splits into words."""
-        rows = None if hasattr(x, "columns") or isinstance(x, Mapping) else values_of(x)
+        rows = None if hasattr(x, "columns") or isinstance(x, Mapping) else list_values(x)
         if not rows or isinstance(rows[0], str | bytes):
             return super().given(x)
-        return {TOKENS: _joined(rows, "word")}
+        return {TOKENS: _join_words(rows, "word")}
 
     def targets(self, y: Any, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The tags of each text in IOB2, a list for each list of words."""
         if TOKENS not in columns:
             raise BertKerasError("tags need words: give each text as a list of words.")
-        tags = values_of(y)
+        tags = list_values(y)
         for row, (words, given) in enumerate(zip(columns[TOKENS], tags, strict=False)):
-            if (count := len(words.split(b" "))) != len(values_of(given)):
+            if (count := len(words.split(b" "))) != len(list_values(given)):
                 raise BertKerasError(
-                    f"row {row}: {count} words and {len(values_of(given))} tags; give one tag for each word."
+                    f"row {row}: {count} words and {len(list_values(given))} tags; give one tag for each word."
                 )
-            if unknown := [tag for tag in values_of(given) if tag not in self.label_names]:
+            if unknown := [tag for tag in list_values(given) if tag not in self.label_names]:
                 raise BertKerasError(
                     f"row {row}: unknown tag {unknown[0]!r}; the tags are {', '.join(self.label_names)} (IOB2)."
                 )
-        return {TAGS: _joined(tags, "tag")}
+        return {TAGS: _join_words(tags, "tag")}
 
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
         """Windows of the text with `word_index`: raw [B] -> [W, S]."""
-        starts, _ = words_of(raw)
-        return preprocess.words(text_of(raw), starts, doc_stride=self.doc_stride)
+        starts, _ = find_words(raw)
+        return preprocess.words(take_text(raw), starts, doc_stride=self.doc_stride)
 
-    def labels_of(self, raw: Raw) -> tf.RaggedTensor:
+    def look_up_labels(self, raw: Raw) -> tf.RaggedTensor:
         """The label ids of the words: ragged int32 [B, (N)], -1 for a tag that `label_names` lacks."""
         tags = split_words(raw[TAGS])
         equal = tf.equal(tags.values[:, tf.newaxis], tf.constant(self.label_names))
@@ -204,7 +180,7 @@ class Conll(Task):
 
     def labels(self, raw: Raw, features: Features) -> tuple[tf.Tensor, tf.Tensor]:
         """Labels int32 [W, S], and weights float32 [W, S], which are 1 at the first token of each word in one window."""
-        words = self.labels_of(raw)
+        words = self.look_up_labels(raw)
         index = tf.cast(features[WORD_INDEX], tf.int64)
         row_starts = tf.gather(words.row_starts(), features[EXAMPLE_INDEX])[:, tf.newaxis]
         labels = tf.gather(words.values, tf.where(index >= 0, row_starts + index, 0))
@@ -226,14 +202,14 @@ class Conll(Task):
 
         E is the largest number of entities in an example. As in conlleval, an "I-" that continues no entity starts one.
         """
-        letters = Letters(text_of(raw))
+        letters = Letters(take_text(raw))
         words = decode_words(outputs, features, raw, letters)
         entities = decode_entities(words, self.label_names, letters)
-        return {TAGS: joined_tags(words, self.label_names)} | entities
+        return {TAGS: join_tags(words, self.label_names)} | entities
 
     def evaluate(self, predictions: Arrays, raw: Arrays) -> Iterator[tuple[str, float]]:
         """Yields F1, precision and recall of entities, and the accuracy of tags."""
-        gold, predicted = _sentences(raw[TAGS]), _sentences(predictions[TAGS])
+        gold, predicted = _split_sentences(raw[TAGS]), _split_sentences(predictions[TAGS])
         scores = metrics.entity_scores(gold, predicted)
         yield "f1", scores.f1
         yield "precision", scores.precision
@@ -267,7 +243,7 @@ class Conll(Task):
 
     def report(self, predictions: Arrays, raw: Arrays) -> Iterator[Table]:
         """F1 by type, and the most confident wrong entities."""
-        gold, predicted = _sentences(raw[TAGS]), _sentences(predictions[TAGS])
+        gold, predicted = _split_sentences(raw[TAGS]), _split_sentences(predictions[TAGS])
         by_type = metrics.entity_scores_by_type(gold, predicted)
         columns = ("type", "f1", "precision", "recall", "entities")
         rows = [(kind, s.f1, s.precision, s.recall, s.entities) for kind, s in by_type.items()]
@@ -279,9 +255,9 @@ class Conll(Task):
         """Yields each wrong entity: its score, text, type, and the gold tags of its words."""
         for i, (gold, predicted) in enumerate(zip(raw[TAGS], predictions[TAGS], strict=True)):
             column = 0  # decoded entities have the order of the words
-            for truth, guess in zip(_sentences([gold]), _sentences([predicted]), strict=True):
-                right = entities_of(truth)
-                for entity in entities_of(guess):
+            for truth, guess in zip(_split_sentences([gold]), _split_sentences([predicted]), strict=True):
+                right = find_entities(truth)
+                for entity in find_entities(guess):
                     if entity not in right:
                         score = float(predictions["entity_score"][i][column])
                         text = plain(predictions["entity_text"][i][column])
@@ -289,37 +265,26 @@ class Conll(Task):
                     column += 1
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "labels": list(self.label_names),
-            "scheme": self.scheme,
-            "context": self.context,
-            "doc_stride": self.doc_stride,
-        }
+        return super().to_json() | {"labels": list(self.label_names)}
 
     @classmethod
-    def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "Conll":
-        kinds = {
-            "name": one_of(cls.names),
-            "labels": list_of(WORD),
-            "scheme": one_of(SCHEMES),
-            "context": one_of(tuple(TAGGING_DEFAULTS)),
-            "doc_stride": whole(1, MAX_OPTION),
-        }
-        kept = typed(kept, kinds, where="task")
+    def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "Tagging":
+        kept = checked_fields(
+            kept, {"name": one_of(cls.names), "labels": list_of(WORD), **cls.kinds}, where="task"
+        )
         labels = [OUTSIDE, *(label for label in kept["labels"] if re.fullmatch("[BI]-.+", label, re.DOTALL))]
         if list(kept["labels"]) != labels or len({*labels}) < len(labels):
             raise BertKerasError(
-                f"task: labels is {short(kept['labels'])}; expected {OUTSIDE!r} first, then B-TYPE and I-TYPE, each once."
+                f"task: labels is {shortened(kept['labels'])}; expected {OUTSIDE!r} first, then B-TYPE and I-TYPE, each once."
             )
         return cls(source=source, **kept)
 
 
-def _joined(rows: Sequence[Any], kind: str) -> np.ndarray:
+def _join_words(rows: Sequence[Any], kind: str) -> np.ndarray:
     """Lists of words or tags as bytes [N], separated by spaces. Raises BertKerasError, with the row, for one that is no word."""
     joined = []
     for row, words in enumerate(rows):
-        words = [word.decode() if isinstance(word, bytes) else word for word in values_of(words)]
+        words = [word.decode() if isinstance(word, bytes) else word for word in list_values(words)]
         if not words:
             raise BertKerasError(f"row {row} has no {kind}; give at least one.")
         for word in words:
@@ -331,9 +296,107 @@ def _joined(rows: Sequence[Any], kind: str) -> np.ndarray:
     return np.array(joined, object)
 
 
-def _file_of(sentences: Sequence[Sentence]) -> str:
+def _get_file(sentences: Sequence[Sentence]) -> str:
     return sentences[0].source.rpartition(",")[0]
 
 
-def _sentences(tags: Iterable[bytes]) -> list[list[str]]:
+def _split_sentences(tags: Iterable[bytes]) -> list[list[str]]:
     return [sentence.split(" ") for text in tags for sentence in text.decode().split("\n")]
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Decoding, in graph: logits of tokens into the tags of words, and these into entities
+
+
+class TaggedWords(NamedTuple):
+    """All words [N] of a batch, with their predicted label ids and probabilities.
+
+    starts, ends: ragged int32 [B, (N)], bytes
+    first_in_row, first_in_sentence: bool [N]
+    """
+
+    starts: tf.RaggedTensor
+    ends: tf.RaggedTensor
+    labels: tf.Tensor
+    scores: tf.Tensor
+    first_in_row: tf.Tensor
+    first_in_sentence: tf.Tensor
+
+
+def decode_words(outputs: tf.Tensor, features: Features, raw: Raw, letters: "Letters") -> TaggedWords:
+    """Logits float32 [W, S, C] -> the words of the batch. A word without a token gets label 0 and score 0."""
+    at = tf.where(features[WORD_INDEX] >= 0)
+    best = tf.gather_nd(tf.nn.softmax(outputs), at)  # [P, C], for the words with a token
+    starts, ends = find_words(raw)
+    row = tf.gather(features[EXAMPLE_INDEX], at[:, 0])
+    word = tf.gather(starts.row_starts(), row) + tf.cast(tf.gather_nd(features[WORD_INDEX], at), tf.int64)
+    size = tf.shape(starts.values, out_type=tf.int64)
+    labels = tf.scatter_nd(word[:, tf.newaxis], tf.argmax(best, axis=-1, output_type=tf.int32), size)
+    scores = tf.scatter_nd(word[:, tf.newaxis], tf.reduce_max(best, axis=-1), size)
+    first_in_row = starts.value_rowids() > tf.concat([[-1], starts.value_rowids()[:-1]], axis=0)
+    first_in_sentence = first_in_row
+    if TOKENS in raw:
+        before = letters.at(starts.with_values(tf.maximum(starts.values - 1, 0)))
+        first_in_sentence |= tf.equal(before, "\n")
+    return TaggedWords(starts, ends, labels, scores, first_in_row, first_in_sentence)
+
+
+def join_tags(words: TaggedWords, label_names: Sequence[str]) -> tf.Tensor:
+    """The tags of each example, string [B], joined by spaces, and by newlines between sentences."""
+    between = tf.where(words.first_in_row, "", tf.where(words.first_in_sentence, "\n", " "))
+    return tf.strings.unsorted_segment_join(
+        between + tf.gather(tf.constant(label_names), words.labels),
+        words.starts.value_rowids(),
+        num_segments=words.starts.nrows(),
+    )
+
+
+def decode_entities(
+    words: TaggedWords, label_names: Sequence[str], letters: "Letters"
+) -> dict[str, tf.Tensor]:
+    """The entities of the words' IOB2 tags, [B, E], as in `Tagging.decode`."""
+    prefixes, kinds = zip(*[label.partition("-")[::2] for label in label_names], strict=True)
+    types = sorted({*kinds} - {""})
+    kind = tf.gather([types.index(kind) if kind else -1 for kind in kinds], words.labels)
+    begins = tf.gather([prefix == "B" for prefix in prefixes], words.labels)
+    before = tf.where(words.first_in_sentence, -1, tf.concat([[-1], kind[:-1]], axis=0))
+    first = (kind >= 0) & (begins | (kind != before))
+    inside = tf.where(kind >= 0)[:, 0]
+    entity = tf.gather(tf.cumsum(tf.cast(first, tf.int32)) - 1, inside)
+    first, last = tf.where(first)[:, 0], tf.math.segment_max(inside, entity)
+
+    starts, ends = words.starts, words.ends
+    rows = tf.gather(starts.value_rowids(), first)
+    start, end = tf.gather(starts.values, first), tf.gather(ends.values, last)
+    columns = {
+        "entity_text": (letters.cut(rows, start, end), ""),
+        "entity_label": (tf.gather(tf.constant(types), tf.gather(kind, first)), ""),
+        "entity_start_byte": (start, -1),
+        "entity_end_byte": (end, -1),
+        "entity_score": (tf.math.segment_mean(tf.gather(words.scores, inside), entity), 0.0),
+    }
+    return {
+        name: tf.RaggedTensor.from_value_rowids(values, rows, nrows=starts.nrows()).to_tensor(padding)
+        for name, (values, padding) in columns.items()
+    }
+
+
+class Letters:
+    """The bytes of all texts [B] in one list, so that `cut` copies only the bytes that it returns."""
+
+    def __init__(self, text: tf.Tensor) -> None:
+        letters = tf.strings.bytes_split(text)
+        self._letters, self._starts = letters.values, letters.row_starts()
+
+    def at(self, offsets: tf.RaggedTensor) -> tf.Tensor:
+        """The bytes at offsets: ragged int32 [B, (N)] -> string [N]."""
+        starts = tf.gather(self._starts, offsets.value_rowids())
+        return tf.gather(self._letters, starts + tf.cast(offsets.values, tf.int64))
+
+    def cut(self, rows: tf.Tensor, starts: tf.Tensor, ends: tf.Tensor) -> tf.Tensor:
+        """The bytes from `starts` to `ends` of the texts in `rows`: all [E] -> string [E]."""
+        first = tf.gather(self._starts, rows)
+        spans = tf.ragged.range(first + tf.cast(starts, tf.int64), first + tf.cast(ends, tf.int64))
+        return tf.strings.unsorted_segment_join(
+            tf.gather(self._letters, spans.values), spans.value_rowids(), num_segments=tf.size(starts)
+        )

@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.io.json_files import read_object
-from bert_keras.io.paths import path_of
+from bert_keras.io.folders import Folder
+from bert_keras.io.json_files import ANYTHING, NUMBER, checked_fields, integer, list_of, or_null
+from bert_keras.io.paths import to_path
 from bert_keras.tasks.batches import cardinality, hold_out
+from bert_keras.tasks.hparams import MAX_SEED
 from bert_keras.tasks.runs.run_folder import Run
 from bert_keras.tasks.task import Task
-from bert_keras.tasks.training.identity import digest_of_examples
+from bert_keras.tasks.training.fingerprint import digest_of_examples
 from bert_keras.tasks.training.loop import RUN
 
 HELD_OUT = "held-out"  # the name of the split
@@ -90,7 +92,7 @@ def _found(task: Task, paths: Sequence[str | pathlib.Path]) -> _Found:
     whole, parts = digest_of_examples(examples), dict[str, tf.data.Dataset]()
     trained, held = list[str | pathlib.Path](), 0
     for path in paths:
-        kept = _identity(path)
+        kept = _fingerprint(path)
         if kept["train"] == whole:
             trained.append(path)
         if kept["fraction"] is None:
@@ -104,23 +106,20 @@ def _found(task: Task, paths: Sequence[str | pathlib.Path]) -> _Found:
     return _Found(trained, next(iter(parts.values())) if same else None)
 
 
-def _identity(path: str | pathlib.Path) -> dict[str, Any]:
+def _fingerprint(path: str | pathlib.Path) -> dict[str, Any]:
     """The digests of a run's examples, and the settings of its dev split; None where the run does not have them."""
-    file = path_of(path) / RUN.identity
-    kept = read_object(file) if file.is_file() else {}
-
-    def digest(name: str) -> Any:
-        value = kept.get(name)
-        return value[1] if isinstance(value, list) and len(value) == 2 else None
-
-    fraction, seed = kept.get("dev_fraction"), kept.get("seed")
-    whole = isinstance(fraction, float) and isinstance(seed, int)
-    return {
-        "train": digest("train_examples"),
-        "dev": digest("dev_examples"),
-        "fraction": fraction if whole else None,
-        "seed": seed,
+    folder = Folder(path, RUN)
+    kept = folder.fingerprint() if folder.begun else {}
+    pair = or_null(list_of(ANYTHING))
+    kinds = {
+        "train_examples": pair,
+        "dev_examples": pair,
+        "dev_fraction": or_null(NUMBER),
+        "seed": integer(0, MAX_SEED),
     }
+    kept = checked_fields(kept, kinds, where=folder.path / RUN.fingerprint, optional=kinds, others=True)
+    digests = {split: (kept.get(f"{split}_examples") or [None])[-1] for split in ("train", "dev")}
+    return digests | {"fraction": kept.get("dev_fraction"), "seed": kept.get("seed")}
 
 
 def _only_file(task: Task) -> pathlib.Path | None:
@@ -128,10 +127,10 @@ def _only_file(task: Task) -> pathlib.Path | None:
     source = getattr(task, "source", None)
     if not isinstance(source, str | pathlib.Path):
         return None
-    if not path_of(source).is_file():
+    if not to_path(source).is_file():
         try:
             task.examples(task.validation_splits[0])
             return None
         except MissingFileError:
             pass
-    return path_of(source)
+    return to_path(source)

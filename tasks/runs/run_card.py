@@ -3,40 +3,42 @@
 In: a Run and the content of its results.json. Out: the text. Its parts are also those of an exported version's card.
 """
 
+import math
 import platform
 from collections.abc import Iterator, Mapping
-from importlib import metadata
 from typing import Any
 
 import tensorflow as tf
 
+from bert_keras.checkpoints.checkpoint import variable_shapes
+from bert_keras.io.formats import version_of
 from bert_keras.model.feature_bilstm import bilstm_of
-from bert_keras.tasks.data.glue_rows import CUSTOM
-from bert_keras.tasks.problems.choice import Swag
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.data.custom_tables import CUSTOM
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.problems.fill_mask import FillMask
+from bert_keras.tasks.problems.multiple_choice import MultipleChoice
 from bert_keras.tasks.problems.next_sentence import NextSentence
-from bert_keras.tasks.problems.question_answering import Squad
-from bert_keras.tasks.problems.tagging import Conll
+from bert_keras.tasks.problems.question_answering import QuestionAnswering
+from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.runs.ensemble import members_of
 from bert_keras.tasks.runs.run_folder import ORIGIN, Run
-from bert_keras.tasks.training.task_model import encoder_of
+from bert_keras.tasks.training.task_model import config_of, has_encoder
 
 CARD = "README.md"
 HUB = "hf://"
 # The Hub's names of tasks, and of measures where they differ from ours.
 PIPELINES = {
-    Glue.kind: "text-classification",
-    Squad.kind: "question-answering",
-    Swag.kind: "multiple-choice",
-    Conll.kind: "token-classification",
+    TextClassification.kind: "text-classification",
+    QuestionAnswering.kind: "question-answering",
+    MultipleChoice.kind: "multiple-choice",
+    Tagging.kind: "token-classification",
     FillMask.kind: "fill-mask",
     NextSentence.kind: "text-classification",
 }
 # The settings in task.json in words, by name; a false one is left out. "" for those that another row of the card tells, or that
 # concern files alone.
 SETTINGS = {
-    **dict.fromkeys(("name", "folder", "skip_short_lines", "multi"), ""),
+    **dict.fromkeys(("name", "label_type", "label_column"), ""),
     "doc_stride": "long texts are read in windows, which start {} tokens apart",
     "truncation": "of a text that does not fit, {} is kept",
     "max_query_length": "a question is cut after {} tokens",
@@ -107,18 +109,21 @@ def facts_of(run: Run) -> dict[str, Any]:
     """The task, the encoder, the vocabulary and the versions, by the name of the row."""
     task, tokenizer = run.task.to_json(), run.preprocess.tokenizer
     members = members_of(run.model)
-    configs = [encoder_of(member).config for member in members]
+    configs = [config_of(member) for member in members]
     sizes = dict.fromkeys(
         f"{config.num_layers} {'layer' if config.num_layers == 1 else 'layers'} of {config.hidden_size}"
         for config in configs
     )
+    parameters = run.model.count_params()
+    if not has_encoder(members[0]):  # at the end of a training on stored vectors
+        parameters += sum(math.prod(shape) for shape in variable_shapes(configs[0]).values())
     return {
         "task": _task_of(run),
         "input": ", ".join(run.task.signature()),
         "labels": ", ".join(map(str, task.get("labels") or ())),
         "settings": "; ".join(_settings_of(task)),
         "ensemble": f"{len(members)} models, outputs averaged" if len(members) > 1 else "",
-        "encoder": f"{' and '.join(sizes)}, {run.model.count_params():,} parameters",
+        "encoder": f"{' and '.join(sizes)}, {parameters:,} parameters",
         "features": describe(run) or "",
         "longest window" if run.task.windowed else "longest text": f"{run.preprocess.seq_length} tokens",
         "vocabulary": f"{tokenizer.vocab_size:,} tokens",
@@ -148,14 +153,6 @@ def describe(run: Run) -> str | None:
     if bilstm is None:
         return None
     return f"{bilstm.described}; the encoder is frozen"
-
-
-def version_of(package: str) -> str:
-    """The version of an installed package, else "(sources)"."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:  # run from its sources
-        return "(sources)"
 
 
 def measures_of(run: Run, results: Mapping[str, Any]) -> str:

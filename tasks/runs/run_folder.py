@@ -16,61 +16,61 @@ import keras
 
 from bert_keras import checkpoints
 from bert_keras.checkpoints.hugging_face import TOP
-from bert_keras.config import LIMITS, BertConfig
+from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.io.files import digest_of_file, write_json
+from bert_keras.fields import field_types
+from bert_keras.io import formats
+from bert_keras.io.files import digest_file, write_json
 from bert_keras.io.json_files import (
     MAX_JSON_BYTES,
-    NUMBER,
     OBJECT,
     TEXT,
+    checked_fields,
     list_of,
     object_of,
     one_of,
+    or_null,
     read_bounded,
     read_object,
-    typed,
-    whole,
 )
-from bert_keras.io.paths import did_you_mean, path_of
-from bert_keras.io.remote_paths import refuse_remote_weights
+from bert_keras.io.paths import did_you_mean, refuse_remote_weights, to_path
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import bilstm_of, bilstm_parameters
 from bert_keras.tasks.batches import predict
 from bert_keras.tasks.data.sources import Source
-from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.options import MAX_OPTION
-from bert_keras.tasks.problems.choice import Swag
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.hparams import BILSTM_SETTINGS, Hparams
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.problems.fill_mask import FillMask
+from bert_keras.tasks.problems.multiple_choice import MultipleChoice
 from bert_keras.tasks.problems.next_sentence import NextSentence
-from bert_keras.tasks.problems.question_answering import Squad
-from bert_keras.tasks.problems.tagging import Conll
+from bert_keras.tasks.problems.question_answering import QuestionAnswering
+from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.task import Task
 from bert_keras.tasks.training.loop import LOGS, RESULTS_FILE, TASK_FILE
 from bert_keras.tasks.training.task_model import (
+    NEW_PARTS,
     check_sizes,
     encoder_of,
     freeze,
+    has_encoder,
     heads_of,
     network_of,
+    paths_of,
+    read_weights,
+    write_weights,
 )
-from bert_keras.tasks.training.weights_file import paths_of, read_weights, write_weights
 from bert_keras.text.preprocessing import TRUNCATION, Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
-from bert_keras.text.vocabulary_files import (
-    MERGES_TXT,
-    SENTENCEPIECE,
-    VOCAB_JSON,
-    VOCAB_TXT,
-)
+from bert_keras.text.vocabulary import MERGES_TXT, SENTENCEPIECE, VOCAB_JSON, VOCAB_TXT
 
 # task.json's "kind" -> the task. A new task needs a line here.
 TASKS: dict[str, type[Task]] = {
-    task.kind: task for task in (Glue, Squad, Swag, Conll, FillMask, NextSentence)
+    task.kind: task
+    for task in (TextClassification, QuestionAnswering, MultipleChoice, Tagging, FillMask, NextSentence)
 }
-# Keys in results.json: file name -> SHA-256; the model that the run started from (`Checkpoint.origin`).
-FILES, ORIGIN = "files", "origin"
+# Keys in results.json: file name -> SHA-256; the model that the run started from (`Checkpoint.origin`); the reason why the kept
+# epoch did not learn, or null. A run of a grid whose loss diverged has only the reason.
+FILES, ORIGIN, DEGENERATE = "files", "origin", "degenerate"
 FROZEN = "frozen"  # a key in task.json: the paths of layers that do not train
 FEATURES = "features"  # a key in task.json: the settings of a BiLSTM on frozen features
 KERAS = ".keras"
@@ -137,6 +137,12 @@ def save_weights(
     checkpoints.write(checkpoint, path, format="hugging-face", overwrite=True)
 
 
+def save_encoder(path: pathlib.Path, tokenizer: Tokenizer, checkpoint: checkpoints.Checkpoint) -> None:
+    """Writes an encoder without heads, config and vocabulary. Raises as `save_weights`."""
+    checkpoint = checkpoints.with_tokenizer(checkpoint, tokenizer)
+    checkpoints.write(checkpoint, path, format="hugging-face", overwrite=True)
+
+
 def save_run(
     path: pathlib.Path,
     task: Task,
@@ -147,21 +153,22 @@ def save_run(
 ) -> None:
     """Writes weights, config, vocabulary and task.json. Raises as `save_weights`.
 
+    model: of one on stored vectors, the encoder is not written
     frozen: paths of layers that `load_run` freezes
     """
-    encoder, heads = encoder_of(model), heads_of(model)
-    bilstm = bilstm_of(model)
+    heads, bilstm = heads_of(model), bilstm_of(model)
     if bilstm is None:
         save_weights(
             path,
             preprocess.tokenizer,
-            encoder,
+            encoder_of(model),
             heads,
             labels=task.label_names,
             problem_type=task.problem_type,
         )
     else:
-        save_weights(path, preprocess.tokenizer, encoder, {})
+        if has_encoder(model):
+            save_weights(path, preprocess.tokenizer, encoder_of(model), {})
         write_weights(path / TOP, paths_of(heads.values()))
     save_task(path, task, preprocess, frozen=frozen, features=bilstm.settings if bilstm else None)
 
@@ -175,7 +182,7 @@ def save_task(
     features: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes the task.json of a run."""
-    content: dict[str, Any] = {"kind": task.kind, "task": task.to_json()}
+    content = formats.stamp(formats.RUN) | {"kind": task.kind, "task": task.to_json()}
     content |= {"seq_length": preprocess.seq_length, "truncation": preprocess.truncation}
     content |= {FEATURES: dict(features)} if features else {}
     write_json(path / TASK_FILE, content | ({FROZEN: [*frozen]} if frozen else {}))
@@ -183,26 +190,23 @@ def save_task(
 
 def digests(path: pathlib.Path) -> dict[str, str]:
     """The SHA-256 of a run's weights and vocabulary, by file name."""
-    return {name: digest_of_file(path / name) for name in CHECKED if (path / name).is_file()}
+    return {name: digest_file(path / name) for name in CHECKED if (path / name).is_file()}
 
 
 def is_run(path: str | os.PathLike[str]) -> bool:
     """True if a folder is a run. KerasHub's presets have a task.json too, which names a registered class."""
-    file = path_of(path) / TASK_FILE
+    file = to_path(path) / TASK_FILE
     return file.is_file() and b'"registered_name"' not in read_bounded(file, MAX_JSON_BYTES)
 
 
 def _recorded(results: pathlib.Path) -> dict[str, Any]:
-    """From the results of a run: the SHA-256 of its files, and the name of its task if it was fine-tuned."""
-    kinds = {FILES: object_of(TEXT), "task": TEXT}
-    return typed(read_object(results), kinds, where=results, optional=kinds, others=True)
+    """From the results of a run: the SHA-256 of its files, the name of its task if it was fine-tuned, why it did not learn."""
+    kinds = {FILES: object_of(TEXT), "task": TEXT, DEGENERATE: or_null(TEXT)}
+    return checked_fields(read_object(results), kinds, where=results, optional=kinds, others=True)
 
 
-def check_finished(path: pathlib.Path, *, without: Sequence[str] = ()) -> None:
-    """Raises BertKerasError if a run is unfinished, or if a file was changed after training.
-
-    without: names of files that were removed on purpose
-    """
+def check_finished(path: pathlib.Path) -> None:
+    """Raises BertKerasError if a run is unfinished, if its loss diverged, or if a file was changed after training."""
     results = path / RESULTS_FILE
     if not results.is_file():
         if (path / LOGS).is_dir():
@@ -211,14 +215,16 @@ def check_finished(path: pathlib.Path, *, without: Sequence[str] = ()) -> None:
             )
         return  # a snapshot, or an ELECTRA's generator
     recorded = _recorded(results)
+    if {*recorded} == {DEGENERATE}:
+        raise BertKerasError(
+            f"{path} has no trained model: {recorded[DEGENERATE]}; train again with a lower learning rate."
+        )
     if "task" in recorded and not is_run(path):
         raise MissingFileError(f"{path} has no {TASK_FILE}; train again.")
     for name, wanted in recorded.get(FILES, {}).items():
-        if name in without:
-            continue
         if not (path / name).is_file():
             raise MissingFileError(f"{path} has no {name}; train again.")
-        if digest_of_file(path / name) != wanted:
+        if digest_file(path / name) != wanted:
             raise BertKerasError(
                 f"{path / name} was changed after training (its SHA-256 differs from {RESULTS_FILE}); train again, or remove "
                 f"{FILES!r} from {RESULTS_FILE} if you changed it yourself."
@@ -252,7 +258,7 @@ def _run_of_file(path: pathlib.Path, data: str | pathlib.Path | None) -> Run:
 
 def task_of(path: str | os.PathLike[str], *, data: str | pathlib.Path | None = None) -> Task:
     """The task of a run's folder, without its weights, which may be large. Raises as `load_run`."""
-    return _task_in(path_of(path), data)[0]
+    return _task_in(to_path(path), data)[0]
 
 
 def _task_in(path: pathlib.Path, data: str | pathlib.Path | None) -> tuple[Task, dict[str, Any]]:
@@ -266,13 +272,15 @@ def _task_in(path: pathlib.Path, data: str | pathlib.Path | None) -> tuple[Task,
     kinds = {
         "kind": one_of(TASKS),
         "task": OBJECT,
-        "seq_length": whole(1, LIMITS["max_positions"]),
+        "seq_length": field_types(Hparams)["seq_length"],
         "truncation": one_of(TRUNCATION),
         FROZEN: list_of(TEXT),
         FEATURES: OBJECT,
     }
     where = _NOT_A_RUN.format(file)
-    content = typed(read_object(file), kinds, where=where, optional=(FROZEN, FEATURES), others=True)
+    content = read_object(file)
+    formats.check_format(formats.RUN, content, where=file)
+    content = checked_fields(content, kinds, where=where, optional=(FROZEN, FEATURES), others=True)
     try:
         task = TASKS[content["kind"]].from_json(content["task"], data)
     except FileNotFoundError:  # of the data
@@ -289,7 +297,7 @@ def load_run(path: str | os.PathLike[str], *, data: str | pathlib.Path | None = 
 
     Raises FileNotFoundError or ValueError for a missing or wrong file, with its name.
     """
-    path = path_of(path)
+    path = to_path(path)
     refuse_remote_weights(path)
     if path.suffix == KERAS:
         return _run_of_file(path, data)
@@ -308,17 +316,11 @@ def load_run(path: str | os.PathLike[str], *, data: str | pathlib.Path | None = 
     return run
 
 
-_OF_FEATURES = {
-    "feature_layers": TEXT,
-    "lstm_layers": whole(0, MAX_OPTION),
-    "lstm_units": whole(1, MAX_OPTION),
-    "lstm_dropout": NUMBER,
-}
-
-
 def _features_in(content: Mapping[str, Any], *, where: str) -> dict[str, Any] | None:
     """The settings of a BiLSTM in task.json. Raises BertKerasError for a wrong one."""
-    given = typed(content, _OF_FEATURES, where=f"{where}: {FEATURES}")
+    kinds = field_types(Hparams)
+    kinds = {"feature_layers": TEXT, **{name: kinds[name] for name in BILSTM_SETTINGS}}
+    given = checked_fields(content, kinds, where=f"{where}: {FEATURES}")
     try:
         return Hparams(**given).features
     except BertKerasError as error:
@@ -364,18 +366,14 @@ def run_of(
     if features is None:
         checkpoints.assign(checkpoint, encoder, **heads_of(made))
     else:
-        checkpoints.assign(checkpoint, encoder)
+        checkpoints.assign(checkpoint, encoder, fresh=NEW_PARTS)
         read_weights(model.path / TOP, paths_of(heads_of(made).values()), wanted_by=TASK_FILE)
     preprocess = Preprocessor(tokenizer, seq_length=seq_length, truncation=truncation, pad_to_longest=True)
     return Run(task=task, preprocess=preprocess, model=made, path=model.path)
 
 
 def pretrained_run(
-    name: str,
-    path: str | os.PathLike[str],
-    *,
-    data: Source | None = None,
-    seq_length: int | None = None,
+    name: str, path: str | os.PathLike[str], *, data: Source | None = None, seq_length: int | None = None
 ) -> Run:
     """A run of a pre-trained checkpoint: the task of one of PRETRAINED_TASKS, by the checkpoint's own head. Raises as `run_of`.
 
@@ -386,7 +384,7 @@ def pretrained_run(
 
 def pretrained_task(name: str, *, data: Source | None = None) -> Task:
     """The task of one of PRETRAINED_TASKS, with its examples in `data`."""
-    return task_type(name).from_json({"name": name}, data)
+    return task_type(name).open(name, data)
 
 
 def evaluate(run: Run, split: str, *, batch_size: int = 32) -> dict[str, float]:

@@ -6,57 +6,43 @@ problem that the model was made for. Text becomes tokens on the host; texts of s
 
 import dataclasses
 import functools
-import random
-import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+import pathlib
+from collections.abc import Mapping
+from typing import Any, Self
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from bert_keras.cli.console import shows_bars
+import bert_keras
+from bert_keras import checkpoints
+from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
 from bert_keras.errors import BertKerasError
 from bert_keras.features import POOLED_OUTPUT
-from bert_keras.io.tensorflow_errors import data_errors
+from bert_keras.io import formats
+from bert_keras.io.files import data_errors
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import FrozenNetwork, bilstm_of
-from bert_keras.optimization.training_model import check_order, chooses_parts, workers_of
-from bert_keras.tasks.batches import predictor
-from bert_keras.tasks.devices.strategies import (
-    differ_between_replicas,
-    divided,
-    padded_for,
-    rows_for,
-)
-from bert_keras.tasks.devices.workers import Workers
-from bert_keras.tasks.frozen.feature_based import fitting
-from bert_keras.tasks.frozen.token_vectors import RowVectors
+from bert_keras.optimization.optimizers import AdamW
+from bert_keras.optimization.training_model import TrainingSteps
+from bert_keras.tasks.devices.strategies import differ_between_replicas
+from bert_keras.tasks.frozen.row_vectors import RowVectors, fitting
 from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.strings.text_data import (
-    DATA_SETS,
-    evaluation_data,
-    has_features,
-    has_text,
-    one_batch,
-    rows_of,
-    split,
-    text_batches,
-    text_examples,
-    text_features,
-    unpacked,
+from bert_keras.tasks.runs.run_folder import Run
+from bert_keras.tasks.strings import text_batches, text_model_parts
+from bert_keras.tasks.strings.text_data import get_batch_size, has_features, has_text, text_examples
+from bert_keras.tasks.task import Arrays, Features, Problem
+from bert_keras.tasks.training.task_model import (
+    encoder_of,
+    freeze,
+    frozen_layers,
+    leave_out_padding,
+    optimizer_of,
 )
-from bert_keras.tasks.strings.text_model_compile import CompiledTextModel
-from bert_keras.tasks.strings.text_model_saving import SavedTextModel, check_callbacks, check_monitors
-from bert_keras.tasks.strings.truncation import checked_columns
-from bert_keras.tasks.task import Features, Problem
-from bert_keras.tasks.training.task_model import encoder_of
-from bert_keras.tasks.training.task_padding import leave_out_padding
 from bert_keras.text.preprocessing import Preprocessor
 
 
 @keras.saving.register_keras_serializable("bert_keras")
-class TextModel(CompiledTextModel, SavedTextModel):
+class TextModel(TrainingSteps, keras.Model):
     """A problem, its text processing and its network as one Keras model.
 
     problem: labels, loss and decoding; a Task is one
@@ -76,19 +62,32 @@ class TextModel(CompiledTextModel, SavedTextModel):
         name: str | None = None,
     ) -> None:
         super().__init__(name=name or network.name, dtype=encoder_of(network).dtype_policy)
-        self.problem, self.network = problem, network
+        self.problem: Any = problem
+        self.network = network
         self.preprocess = preprocess
         self.built = True
         if POOLED_OUTPUT not in problem.outputs:  # without a gradient, Keras would warn
             self.encoder.pooler.trainable = False
         leave_out_padding(self.encoder)
-        self._schedule: Hparams | None = (
-            None  # of `compile()` without an optimizer: counted when `fit` starts
-        )
+        self._schedule: Hparams | None = None  # of BERT's optimizer; `fit` counts its steps
         self._parts = None if bilstm_of(network) is None else FrozenNetwork(network)
-        self._predict: Any = None
+        self._predict: text_model_parts.TracedPrediction | None = None
         self._validation: Any = None  # the measures of `fit`'s validation data
         self.vectors: RowVectors | None = None  # those of `fit`'s texts, in a feature-based model
+
+    @property
+    def preprocess(self) -> Any:
+        """The text processing. Raises BertKerasError in a copy by `clone_model` or `from_config` until it is set."""
+        if self._preprocess is None:
+            raise text_model_parts.NoVocabularyError(
+                "the model has no vocabulary: clone_model and from_config copy only its configuration; set preprocess to that of "
+                "the first model."
+            )
+        return self._preprocess
+
+    @preprocess.setter
+    def preprocess(self, preprocess: Preprocessor | None) -> None:
+        self._preprocess = preprocess
 
     @property
     def layers(self) -> list[keras.layers.Layer]:
@@ -103,7 +102,7 @@ class TextModel(CompiledTextModel, SavedTextModel):
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Texts, as `predict` takes them, or features -> logits, of windows where the problem has windows."""
         if has_text(inputs):
-            inputs = text_features(self.problem, self.preprocess, inputs)
+            inputs = text_batches.text_features(self.problem, self.preprocess, inputs)
         return super().__call__(inputs, *args, **kwargs)
 
     def call(self, inputs: Features, training: bool = False) -> Any:
@@ -114,9 +113,70 @@ class TextModel(CompiledTextModel, SavedTextModel):
         """Ends the use of the vectors of `fit`'s texts, which the traced prediction holds too."""
         self.vectors = self._predict = None
 
-    def on_vectors(self, vectors: RowVectors) -> Callable[..., Any]:
-        """The network of a feature-based model without its encoder: features -> logits. vectors: those of the texts."""
-        return lambda inputs, training=False: self(vectors.attach(inputs), training=training)
+    def compile(  # type: ignore[override]
+        self,
+        optimizer: Any = None,
+        loss: Any = None,
+        *,
+        metrics: Any = None,
+        weighted_metrics: Any = None,
+        jit_compile: bool = False,
+        loss_weights: Any = None,
+        run_eagerly: bool = False,
+        steps_per_execution: int = 1,
+        auto_scale_loss: bool = True,
+        micro_batch: int | None = None,
+        **settings: Any,
+    ) -> None:
+        """Chooses how `fit` trains; by default by BERT's optimizer and schedule, and the problem's loss and metrics.
+
+        optimizer, loss: as in Keras; None takes those of the problem
+        metrics: as in Keras. Beside the problem's loss they are weighted as it is, because padding has weight 0
+        weighted_metrics: as in Keras; None takes the problem's metrics where the loss is the problem's too
+        micro_batch: rows that are computed at once; None takes whole batches. The update is the same, except for dropout
+        settings: of BERT's optimizer, the fields of Hparams that OPTIMIZER_SETTINGS lists, such as learning_rate. Each `fit`
+            then counts its own steps: it starts a new optimizer and a new schedule, with warm-up and decay to 0
+
+        Raises BertKerasError for settings beside an optimizer, and for unknown or impossible ones.
+        """
+        text_model_parts.check_settings(settings, optimizer)
+        # The scope that the model was made in may have ended; the optimizer and the metrics belong to it.
+        with self.distribute_strategy.scope():
+            self._schedule = None
+            if optimizer is None:
+                bilstm = bilstm_of(self.network)
+                self._schedule = Hparams(**settings, **(bilstm.settings if bilstm else {}))
+                optimizer = AdamW(self._schedule.learning_rate)  # until `fit` knows the steps
+            if loss is None and self.problem.trains:
+                loss = self.problem.loss()
+                weighted_metrics = self.problem.metrics() if weighted_metrics is None else weighted_metrics
+                metrics, weighted_metrics = None, text_model_parts.join_metrics(metrics, weighted_metrics)
+            self._predict = None
+            leave_out_padding(encoder_of(self.network), jit_compile=jit_compile)
+            kept = {"loss": loss, "metrics": metrics, "weighted_metrics": weighted_metrics}
+            kept |= {"loss_weights": loss_weights, "jit_compile": jit_compile, "run_eagerly": run_eagerly}
+            kept |= {"steps_per_execution": steps_per_execution, "auto_scale_loss": auto_scale_loss}
+            # A function, because Keras would track the metrics and the optimizer in a dict.
+            self._compile = functools.partial(super().compile, micro_batch=micro_batch, **kept)
+            self._compile(optimizer=optimizer)
+
+    def get_compile_config(self) -> dict[str, Any]:
+        """The arguments of `compile`, with the settings of BERT's optimizer."""
+        if not self.compiled:
+            return {}
+        schedule = None if self._schedule is None else dataclasses.asdict(self._schedule)
+        return {"keras": super().get_compile_config(), "schedule": schedule, "begun": self.optimizer.built}
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compiles as `get_compile_config` says."""
+        arguments = keras.saving.deserialize_keras_object(config["keras"])
+        optimizer = arguments.pop("optimizer")
+        leave_out_padding(encoder_of(self.network), jit_compile=arguments["jit_compile"])
+        self._compile = functools.partial(super().compile, **arguments)
+        self._compile(optimizer=optimizer)
+        self._schedule = None if config["schedule"] is None else Hparams(**config["schedule"])
+        if config["begun"]:
+            self.optimizer.build(self.trainable_variables)
 
     # -------------------------------------------------------------------------------------------------------
     # Training and measuring
@@ -150,31 +210,35 @@ class TextModel(CompiledTextModel, SavedTextModel):
         counts the texts that are cut, among the first CUT_SAMPLE texts in Python.
         Raises BertKerasError, before any training, for data that cannot work, and where a schedule cannot know the steps.
         """
-        check_callbacks(callbacks)
+        text_model_parts.check_callbacks(callbacks)
         if not self.compiled:
             self.compile()
-        if validation_split:
-            if validation_data is not None:
-                raise BertKerasError("validation_split and validation_data were given; give one.")
-            (x, y, sample_weight), validation_data = split(
-                self.problem, self.preprocess, x, y, sample_weight, validation_split
-            )
-        if not isinstance(x, tf.data.Dataset) and not has_features(x):
-            x = checked_columns(self.problem, self.preprocess, x, y, sample_weight)
-            y = sample_weight = None
-        options = {"batch_size": batch_size, "seed": self._drawn_seed() if shuffle else None}
-        data = self._divided_batches(x, y, sample_weight, class_weight=class_weight, **options)
+        data, validation_data = text_batches.make_training_data(
+            self,
+            (x, y, sample_weight),
+            validation_split=validation_split,
+            validation_data=validation_data,
+            batch_size=batch_size,
+            seed=text_batches.draw_seed(self.distribute_strategy) if shuffle else None,
+            class_weight=class_weight,
+        )
         if validation_data is not None:
-            given = unpacked(validation_data)
-            size = validation_batch_size or (None if isinstance(given[0], tf.data.Dataset) else batch_size)
-            validation_data, self._validation, validation_steps = self._evaluation(
-                *given, batch_size=size, steps=validation_steps
+            batched = isinstance(validation_data[0], tf.data.Dataset)
+            size = validation_batch_size or (None if batched else batch_size)
+            validation_data, self._validation, validation_steps = text_batches.make_evaluation(
+                self, validation_data, batch_size=size, steps=validation_steps
             )
             if self._validation is not None:
-                check_monitors(callbacks, self.problem.measure)  # type: ignore[attr-defined]
-        self._start_schedule(data, epochs=epochs - initial_epoch, steps_per_epoch=steps_per_epoch)
+                text_model_parts.check_monitors(callbacks, self.problem.measure)
+        if self._schedule is not None:
+            total = text_batches.count_steps(data, epochs - initial_epoch, steps_per_epoch)
+            with self.distribute_strategy.scope():
+                optimizer = optimizer_of(self._schedule, total_steps=max(total, 1))
+                # Variables made inside Keras' `fit` would have it trace the step twice.
+                optimizer.build(self.trainable_variables)
+                self._compile(optimizer=optimizer)
         differ_between_replicas(self)
-        shown = _shown(verbose)
+        shown = text_model_parts.choose_verbosity(verbose)
         kept = {"callbacks": callbacks, "epochs": epochs, "initial_epoch": initial_epoch, "verbose": shown}
         kept |= {"steps_per_epoch": steps_per_epoch, "shuffle": False}
         kept |= {"validation_steps": validation_steps, "validation_freq": validation_freq}
@@ -209,39 +273,19 @@ class TextModel(CompiledTextModel, SavedTextModel):
         if kwargs.get("_use_cached_eval_dataset"):  # `fit` validates
             measures = self._validation
         else:
-            x, measures, steps = self._evaluation(x, y, sample_weight, batch_size=batch_size, steps=steps)
+            given, options = (x, y, sample_weight), {"batch_size": batch_size, "steps": steps}
+            x, measures, steps = text_batches.make_evaluation(self, given, **options)
         with data_errors():
             logs = super().evaluate(
-                x, verbose=_shown(verbose), steps=steps, callbacks=callbacks, return_dict=True, **kwargs
+                x,
+                verbose=text_model_parts.choose_verbosity(verbose),
+                steps=steps,
+                callbacks=callbacks,
+                return_dict=True,
+                **kwargs,
             )
             logs |= {} if measures is None else measures()
-        if return_dict:
-            return logs
-        return self._flatten_metrics_in_order(logs)
-
-    def _evaluation(
-        self, x: Any, y: Any, sample_weight: Any, *, batch_size: int | None, steps: int | None
-    ) -> tuple[Any, Callable[[], dict[str, float]] | None, int | None]:
-        """Batches for Keras, the problem's own measures where it has some, and Keras' steps."""
-        if has_features(x):
-            return self._batches(x, y, sample_weight, batch_size=batch_size), None, steps
-        rows = rows_for(self.distribute_strategy, rows_of(batch_size))
-        batches, examples = evaluation_data(
-            self.problem,
-            padded_for(self.distribute_strategy, self.preprocess),
-            x,
-            y,
-            sample_weight,
-            batch_size=batch_size,
-            steps=steps,
-            multiple_of=rows,
-        )
-
-        def measures() -> dict[str, float]:
-            predictions, raw = self._predictor()(examples, batch_size=rows_of(batch_size))
-            return dict(self.problem.evaluate(predictions, raw))  # type: ignore[attr-defined]
-
-        return batches, None if examples is None else measures, None
+        return logs if return_dict else self._flatten_metrics_in_order(logs)
 
     def calibrate(self, x: Any, y: Any = None, *, batch_size: int | None = None) -> dict[str, float]:
         """Chooses the threshold of "no answer" that has the best F1 on labelled texts, as `bert-keras finetune` does on dev.
@@ -254,12 +298,11 @@ class TextModel(CompiledTextModel, SavedTextModel):
             raise BertKerasError(
                 f"{self.problem.name} has no threshold to choose; question_answerer(..., unanswerable=True) has one."
             )
-        _, examples = evaluation_data(self.problem, self.preprocess, x, y, None, batch_size=batch_size)
+        _, examples = text_batches.evaluation_data(self, (x, y, None), batch_size=batch_size)
         with data_errors():
-            predictions, raw = self._predictor()(examples, batch_size=rows_of(batch_size))
-        problem: Any = self.problem
-        self.problem, predictions = problem.calibrate(predictions, raw)
-        return dict(problem.evaluate(predictions, raw))
+            predictions, raw = self._predict_examples(examples, batch_size=get_batch_size(batch_size))
+        self.problem, predictions = self.problem.calibrate(predictions, raw)
+        return dict(self.problem.evaluate(predictions, raw))
 
     def predict(
         self,
@@ -282,12 +325,12 @@ class TextModel(CompiledTextModel, SavedTextModel):
             )
         if callbacks is not None:
             raise BertKerasError("predict() of texts takes no callbacks; leave them out.")
-        size = rows_of(batch_size)
+        size = get_batch_size(batch_size)
         examples = text_examples(self.problem, x, steps=steps, batch_size=size)
         shown = keras.utils.Progbar(None, verbose=1 if verbose == 1 else 0)
         with data_errors():
-            predictions, _ = self._predictor()(examples, batch_size=size, progress=shown.add)
-        return {name: _as_text(values) for name, values in predictions.items()}
+            predictions, _ = self._predict_examples(examples, batch_size=size, progress=shown.add)
+        return {name: text_model_parts.decode_strings(values) for name, values in predictions.items()}
 
     def train_on_batch(
         self,
@@ -302,8 +345,8 @@ class TextModel(CompiledTextModel, SavedTextModel):
         Raises BertKerasError after a `compile()` without an optimizer: its schedule needs the number of steps.
         """
         if has_text(x):
-            x, y, sample_weight = one_batch(
-                self.problem, self.preprocess, x, y, sample_weight, class_weight=class_weight
+            x, y, sample_weight = text_batches.one_batch(
+                self, (x, y, sample_weight), class_weight=class_weight
             )
             class_weight = None
         if self._schedule is not None or not self.compiled:
@@ -320,82 +363,79 @@ class TextModel(CompiledTextModel, SavedTextModel):
         if not self.compiled:
             self.compile()
         if has_text(x):
-            x, y, sample_weight = one_batch(self.problem, self.preprocess, x, y, sample_weight)
+            x, y, sample_weight = text_batches.one_batch(self, (x, y, sample_weight))
         return super().test_on_batch(x, y, sample_weight, return_dict)
 
     def predict_on_batch(self, x: Any) -> Any:
         """`predict` of one batch of texts; features give logits, as in Keras."""
         return self.predict(x, verbose=0) if has_text(x) else super().predict_on_batch(x)
 
-    def _predictor(self) -> Any:
-        """The traced prediction, anew after a change of what it read: int8 and LoRA replace variables."""
-        read = [self.problem, self.preprocess, self.vectors, *self.network.variables]
-        read += [*vars(self.problem).values(), *vars(self.preprocess).values()]
-        if self._predict is None or not self._predict.is_of(read):
-            network = self.network if self.vectors is None else self.on_vectors(self.vectors)
-            self._predict = _Traced(read, predictor(self.problem, self.preprocess, network))
-        return self._predict.call
+    def _predict_examples(self, examples: tf.data.Dataset, **options: Any) -> tuple[Arrays, Arrays]:
+        """`predict` of tasks/batches.py, traced anew only after a change of what it read."""
+        if self._predict is None or self._predict.is_outdated(self):
+            self._predict = text_model_parts.TracedPrediction(self)
+        return self._predict.call(examples, **options)
 
-    def _drawn_seed(self) -> int:
-        """Of the order of texts. All workers take the first one's: each trains on its rows of the same batches."""
-        return Workers(self.distribute_strategy).values(random.randrange(2**31))[0]
+    # -------------------------------------------------------------------------------------------------------
+    # Files
 
-    def _divided_batches(self, x: Any, y: Any, sample_weight: Any, **options: Any) -> Any:
-        """`_batches` for `fit`. Of texts, each worker makes its own rows.
+    def save(
+        self, filepath: Any, overwrite: bool | None = None, zipped: bool | None = None, **kwargs: Any
+    ) -> None:
+        """Writes a `.keras` file, or, for a path without a suffix, a run folder as `bert-keras finetune` writes it.
 
-        All workers make all rows of a feature-based model, whose vectors are those of all texts, and where a worker has several
-        replicas: Keras would count the batches of each replica as steps. A data set may say what each worker reads of it.
+        overwrite: False refuses an existing `.keras` file. None and True replace it, whole or not at all. A folder that holds
+            files is never replaced: True is then refused too
+
+        Raises TakenError for an output that exists, BertKerasError for a path of another kind.
         """
-        make = functools.partial(self._batches, x, y, sample_weight, **options)
-        replicas = self.distribute_strategy.num_replicas_in_sync // Workers(self.distribute_strategy).count
-        if has_features(x) or self._parts is not None or replicas > 1:
-            return make()
-        if isinstance(x, tf.data.Dataset):
-            if chooses_parts(x):
-                return make()
-            if workers_of(self.distribute_strategy) > 1:
-                check_order(x, shuffle=False)
-        return divided(self.distribute_strategy, lambda part: make(part=part))
+        text_model_parts.save_model(
+            self, filepath, overwrite=overwrite, zipped=zipped, write=super().save, **kwargs
+        )
 
-    def _batches(self, x: Any, y: Any, sample_weight: Any, **options: Any) -> Any:
-        """Converts texts to batches of features for Keras; a data set of features stays as it is."""
-        if has_features(x):
-            if not isinstance(x, DATA_SETS):
-                raise BertKerasError(
-                    "features were given as arrays; give a tf.data.Dataset of (features, labels), or texts."
-                )
-            ignored = {"y": y, "sample_weight": sample_weight, **options, "seed": None}
-            if named := [name for name, value in ignored.items() if value is not None]:
-                raise BertKerasError(
-                    f"{named[0]} does not apply to a data set of features; put it into the data set."
-                )
-            return x
-        rows = rows_for(self.distribute_strategy, rows_of(options["batch_size"]))
-        preprocess = padded_for(self.distribute_strategy, self.preprocess)
-        return text_batches(self.problem, preprocess, x, y, sample_weight, multiple_of=rows, **options)
+    def export(
+        self, filepath: Any, *, target: str | None = None, freeze: bool = False, **kwargs: Any
+    ) -> pathlib.Path:
+        """Writes the next version of a SavedModel that takes raw strings, as `bert-keras export` does; returns its folder.
 
+        target, freeze: as in `bert_keras.export`, which names its errors too
+        """
+        if kwargs:
+            raise BertKerasError(f"export() has no argument {next(iter(kwargs))!r}; it writes a SavedModel.")
+        return bert_keras.export(self.as_run(), filepath, target=target, freeze=freeze)
 
-@dataclasses.dataclass(frozen=True)
-class _Traced:
-    """A traced function, and the objects that it read. A plain object: Keras would track the variables of a list."""
+    def as_run(self, path: Any = "") -> Run:
+        """The model as the commands hold it."""
+        return Run(task=self.problem, preprocess=self.preprocess, model=self.network, path=pathlib.Path(path))
 
-    read: list[Any]
-    call: Any
+    def get_config(self) -> dict[str, Any]:
+        """The problem and the network; the vocabulary is an asset."""
+        return formats.stamp(formats.STRING_MODEL) | {
+            "problem": {"kind": self.problem.kind, "task": self.problem.to_json()},
+            "seq_length": self.preprocess.seq_length,
+            "truncation": self.preprocess.truncation,
+            "network": keras.saving.serialize_keras_object(self.network),
+            "frozen": frozen_layers(self.network),
+            "name": self.name,
+        }
 
-    def is_of(self, read: list[Any]) -> bool:
-        return len(read) == len(self.read) and all(a is b for a, b in zip(read, self.read, strict=True))
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
+        """The model without its vocabulary, which `load_assets` reads."""
+        formats.check_format(formats.STRING_MODEL, config, where=config["name"])
+        problem = text_model_parts.load_problem(config["problem"])
+        network = keras.saving.deserialize_keras_object(config["network"], custom_objects=custom_objects)
+        freeze(network, config["frozen"])
+        made = cls(problem, None, network, name=config["name"])
+        made._sizes = {name: config[name] for name in ("seq_length", "truncation")}
+        return made
 
+    def save_assets(self, dir_path: str) -> None:
+        """Writes the vocabulary."""
+        vocabulary, config = self.preprocess.tokenizer.to_vocabulary(), self.encoder.config
+        write_tokenizer(vocabulary, pathlib.Path(dir_path), max_length=config.max_length)
 
-def _as_text(values: np.ndarray) -> np.ndarray:
-    """Byte strings as str."""
-    if values.dtype != object:
-        return values
-    decoded = [text.decode("utf-8", "replace") for text in values.ravel().tolist()]
-    return np.array(decoded, object).reshape(values.shape)
-
-
-def _shown(verbose: Any) -> Any:
-    """Keras' "auto" with lines in place of a bar where no bar can be drawn: Keras fills logs with control characters."""
-    if verbose != "auto":
-        return verbose
-    return 1 if shows_bars(sys.stdout) or "ipykernel" in sys.modules else 2
+    def load_assets(self, dir_path: str) -> None:
+        """Reads the vocabulary."""
+        tokenizer = checkpoints.load_tokenizer(dir_path)
+        self.preprocess = Preprocessor(tokenizer, pad_to_longest=True, **self._sizes)

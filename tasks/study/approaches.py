@@ -2,7 +2,7 @@
 
 In: a key of APPROACHES, a checkpoint, the tasks' data. Out: a folder
 
-    OUTPUT/<task>/<row>_seed-<seed>/   cells of tasks/study/cells.py, each a run of `finetune`
+    OUTPUT/<task>/<row>_seed-<seed>/   cells of tasks/study/grid.py, each a run of `finetune`
     OUTPUT/vectors/<task>/             the vectors of every layer that some row reads, until these rows are finished
     OUTPUT/results.json, results.png   all measures; a plot with a dot for each run
 
@@ -19,57 +19,52 @@ from typing import Any
 
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
-from bert_keras.io.files import locked, write_json
-from bert_keras.io.json_files import read_object
-from bert_keras.io.paths import path_of
+from bert_keras.io.files import locked
+from bert_keras.io.paths import to_path
 from bert_keras.model.layer_choices import places_of
 from bert_keras.tasks.batches import cardinality
-from bert_keras.tasks.data.sources import Source, check_dev_split
+from bert_keras.tasks.data.sources import Source
 from bert_keras.tasks.devices.strategies import strategy
 from bert_keras.tasks.devices.workers import Workers, reports_lost_workers
-from bert_keras.tasks.finetuning.finetune import finetune, plan_finetuning
+from bert_keras.tasks.finetuning.finetune import finetune, fingerprint_of_finetuning, plan_finetuning
 from bert_keras.tasks.frozen.cache import layers_in
 from bert_keras.tasks.hparams import OF_FEATURES, Hparams, hparams_of
 from bert_keras.tasks.metrics import in_percent
 from bert_keras.tasks.options import ApproachOptions
-from bert_keras.tasks.runs.run_folder import open_task, task_type
-from bert_keras.tasks.study.ablation_report import draw_rows
-from bert_keras.tasks.study.approach_results import Results, Subject, as_json
-from bert_keras.tasks.study.approach_rows import (
+from bert_keras.tasks.runs.run_folder import task_type
+from bert_keras.tasks.study import grid
+from bert_keras.tasks.study.grid import Cell, Outcome
+from bert_keras.tasks.study.report import Comparison, compare, figure_of, write_comparison
+from bert_keras.tasks.study.rows import (
     APPROACHES,
+    FINE_TUNING,
     OF_FINE_TUNING,
-    Row,
+    RANDOM,
+    Approach,
+    approach_of,
     check_settings,
 )
-from bert_keras.tasks.study.cells import (
-    Cell,
-    check_once,
-    check_same,
-    check_used,
-    identity_of_data,
-    run_cells,
-)
-from bert_keras.tasks.study.protocol import check_labels, check_run, degenerate_run
 from bert_keras.tasks.task import Task
-from bert_keras.tasks.training.identity import identity_of_checkpoint
-from bert_keras.tasks.training.loop import RESULTS_FILE
+from bert_keras.tasks.training.fingerprint import fingerprint_of_checkpoint
 
 RESTARTS = 3
-PICTURE, VECTORS = "results.png", "vectors"
+VECTORS = "vectors"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Plan:
-    """An ablation that is ready to run.
+class _FromCheckpoint:
+    """An ablation of one checkpoint that is ready to run.
 
+    tasks: by the name and the context of their rows
     given: the settings that were given, by the names of Hparams
     how: arguments for every training
     """
 
     output: pathlib.Path
     source: checkpoints.Checkpoint
-    subjects: Sequence[Subject]
-    rows: Sequence[Row]
+    tasks: Mapping[tuple[str, str | None], Task]
+    names: Sequence[str]
+    rows: Sequence[Approach]
     seeds: Sequence[int]
     given: Mapping[str, Any]
     options: ApproachOptions
@@ -78,37 +73,42 @@ class _Plan:
     stored: set[pathlib.Path] = dataclasses.field(default_factory=set)
 
     def cells(self) -> Iterator[Cell]:
-        """The restarts of each row on each task."""
-        tokenizer = checkpoints.tokenizer_of(self.source)
-        starts = {
-            random: identity_of_checkpoint(self.start(random), tokenizer)
-            for random in {row.random for row in self.rows}
+        """The restarts of each row on each task.
+
+        Raises BertKerasError for a run that `finetune` would refuse.
+        """
+        strategy_name, tokenizer = self.how["strategy_name"], checkpoints.tokenizer_of(self.source)
+        for name, row in itertools.product(self.names, self.rows):
+            hparams, start = self._hparams(name, row, self.seeds[0]), self._start(row)
+            grid.check_finetuning(self.tasks[name, row.context], start, hparams, strategy_name=strategy_name)
+        by_context = {row.context: row for row in self.rows}
+        data = {
+            (name, context): grid.fingerprint_of_data(
+                self.tasks[name, context], tokenizer, self._hparams(name, row, self.seeds[0])
+            )
+            for name, (context, row) in itertools.product(self.names, by_context.items())
         }
-        for subject in self.subjects:
-            data = dict[str | None, Mapping[str, str]]()
-            # All rows have a first restart before one has a second.
-            for seed, row in itertools.product(self.seeds, self.rows):
-                task, hparams = subject.tasks[row.name], self.hparams(subject, row, seed)
-                if row.context not in data:
-                    data[row.context] = identity_of_data(task)
-                yield Cell(
-                    name=f"{subject.name}: {row.name}, seed {seed}",
-                    path=self.run(subject, row, seed),
-                    identity={
-                        **hparams.identity(),
-                        **{"task": task.to_json(), "strategy": self.how["strategy_name"]},
-                        **data[row.context],
-                        **starts[row.random],
-                    },
-                    train=functools.partial(self._train, subject, row, hparams),
-                    judge=functools.partial(degenerate_run, task),
-                )
+        by_start = {row.random: self._start(row) for row in self.rows}
+        starts = {random: fingerprint_of_checkpoint(start, tokenizer) for random, start in by_start.items()}
+        # All rows have a first restart before one has a second.
+        for name, seed, row in itertools.product(self.names, self.seeds, self.rows):
+            hparams = self._hparams(name, row, seed)
+            yield Cell(
+                name=f"{name}: {row.name}, seed {seed}",
+                path=self.output / name / f"{row.name.replace(',', '-')}_seed-{seed}",
+                task=name,
+                place={"row": row.name, "seed": seed},
+                fingerprint=fingerprint_of_finetuning(
+                    self.tasks[name, row.context],
+                    hparams,
+                    start=starts[row.random],
+                    examples=data[name, row.context],
+                    strategy_name=strategy_name,
+                ),
+                train=functools.partial(self._train, name, row, hparams),
+            )
 
-    def run(self, subject: Subject, row: Row, seed: int) -> pathlib.Path:
-        """The folder of a restart."""
-        return self.output / subject.name / f"{row.name.replace(',', '-')}_seed-{seed}"
-
-    def hparams(self, subject: Subject, row: Row, seed: int) -> Hparams:
+    def _hparams(self, name: str, row: Approach, seed: int) -> Hparams:
         """The settings of a run. All restarts learn from the same examples."""
         given = dict(self.given) | {"seed": seed}
         if given.get("max_examples") is not None:
@@ -119,31 +119,21 @@ class _Plan:
             given |= {"feature_layers": row.layers, "learning_rate": self.options.feature_learning_rate}
             epochs = self.options.feature_epochs
             given |= {} if epochs is None else {"epochs": epochs}
-        return hparams_of(subject.tasks[row.name].defaults, given)
+        return hparams_of(self.tasks[name, row.context].defaults, given)
 
-    def start(self, random: bool) -> checkpoints.Checkpoint:
+    def _start(self, row: Approach) -> checkpoints.Checkpoint:
         """The weights from which a row is trained."""
-        return dataclasses.replace(self.source, tensors={}) if random else self.source
+        return dataclasses.replace(self.source, tensors={}) if row.random else self.source
 
-    def _train(self, subject: Subject, row: Row, hparams: Hparams, *, output: pathlib.Path) -> None:
-        task, cache = subject.tasks[row.name], None
+    def _train(self, name: str, row: Approach, hparams: Hparams, *, output: pathlib.Path) -> None:
+        task, cache = self.tasks[name, row.context], None
         # An encoder at random weights differs from seed to seed, so its vectors are not shared.
         if row.layers is not None and not row.random:
-            cache = self.vectors(subject) / (row.context or "given")
+            cache = self.output / VECTORS / name / (row.context or "given")
             if cache not in self.stored and self.workers.chief:
                 self._store(task, hparams, cache, context=row.context)
-        finetune(
-            task,
-            checkpoint=self.start(row.random),
-            output=output,
-            hparams=hparams,
-            feature_cache=cache,
-            **self.how,
-        )
-
-    def vectors(self, subject: Subject) -> pathlib.Path:
-        """The folder of the vectors of a task."""
-        return self.output / VECTORS / subject.name
+        how = {"hparams": hparams, "feature_cache": cache, **self.how}
+        finetune(task, checkpoint=self._start(row), output=output, **how)
 
     def _store(self, task: Task, hparams: Hparams, cache: pathlib.Path, *, context: str | None) -> None:
         """Computes the vectors of all layers that rows of this context read, in one pass."""
@@ -161,6 +151,22 @@ class _Plan:
         with plan.prepared(cache, workers=only, log=self.how["log"]):
             self.stored.add(cache)
 
+    def outcomes(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
+        """Runs the cells, and removes the vectors of a task whose runs are finished."""
+        ended = grid.run_cells(cells, workers=self.workers, log=self.how["log"])
+        for ran, following in itertools.zip_longest(ended, cells[1:]):
+            yield ran
+            if self.workers.chief and (following is None or following.task != ran.task):
+                shutil.rmtree(self.output / VECTORS / ran.task, ignore_errors=True)
+        if self.workers.chief:
+            shutil.rmtree(self.output / VECTORS, ignore_errors=True)
+
+    def compared(self, name: str, outcomes: Sequence[Outcome]) -> Comparison:
+        """The comparison of the rows, in any context, with the most common answer."""
+        tasks = {one: self.tasks[one, self.rows[0].context] for one in self.names}
+        baselines = {one: _baseline(task) for one, task in tasks.items()}
+        return compared_approaches(name, self.rows, tasks, outcomes, baselines=baselines)
+
 
 @reports_lost_workers()
 def run_approaches(
@@ -177,7 +183,7 @@ def run_approaches(
     verbose: int | str = 0,
     log: Callable[[str], None] = print,
     **options: Any,
-) -> Results:
+) -> Comparison:
     """Trains all runs that have not finished, then writes the files of this module.
 
     name: a key of APPROACHES
@@ -193,88 +199,95 @@ def run_approaches(
     option that no task has, a setting that no row reads, and if `output` holds other files. Raises as `finetune` too.
     """
     chosen, given = ApproachOptions(**options), dict(settings or {})
-    seeds = _seeds(given.get("seed", Hparams.seed), RESTARTS if restarts is None else restarts)
-    output, workers = path_of(output), Workers(strategy(strategy_name))
-    log = workers.log(log)
-    names = _names(name, tasks, data)
-    _check_output(output, name)
-    rows = _rows(name, chosen.rows, given, context=(task_options or {}).get("context"))
+    grid.check_choice(name, APPROACHES, restarts=restarts)
+    output, workers = to_path(output), Workers(strategy(strategy_name))
+    names = tasks or APPROACHES[name].tasks or tuple(data)
+    grid.check_once(names)
+    grid.check_used(data, names)
+    grid.earlier_results(output, lambda found: found.get("ablation") == name)
+    rows = _approaches(name, chosen.rows, given, context=(task_options or {}).get("context"))
     check_settings(rows, given, [option for option, value in options.items() if value is not None])
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
-    _check_blocks(rows, source.config.num_layers)
-    subjects = _subjects(names, rows, data, task_options or {})
-    plan = _Plan(
+    first = given.get("seed", Hparams.seed)
+    plan = _FromCheckpoint(
         output=output,
         source=source,
-        subjects=subjects,
+        tasks=_open_contexts(names, rows, data, task_options or {}),
+        names=names,
         rows=rows,
-        seeds=seeds,
+        seeds=range(first, first + (RESTARTS if restarts is None else restarts)),
         given=given,
         options=chosen,
         workers=workers,
-        how={"strategy_name": strategy_name, "verbose": verbose, "log": log},
+        how={"strategy_name": strategy_name, "verbose": verbose, "log": workers.log(log)},
     )
-    cells = _checked_cells(name, plan)
-    with workers.writing(locked(output)):
-        results = _run(name, plan, cells, log=log)
-        if workers.chief:
-            baselines = {subject.name: subject.baseline for subject in subjects}
-            draw_rows(results.measures, output / PICTURE, baselines=baselines)
-            write_json(output / RESULTS_FILE, as_json(results))
-    return results
-
-
-def _seeds(first: int, restarts: int) -> range:
-    if restarts < 1:
-        raise BertKerasError(f"restarts is {restarts}; give at least 1.")
-    return range(first, first + restarts)
-
-
-def _checked_cells(name: str, plan: _Plan) -> list[Cell]:
-    """The cells.
-
-    Raises BertKerasError for a run that `finetune` would refuse after its folder is begun, and in all workers unless they have
-    the same cells.
-    """
-    for subject in plan.subjects:
-        for row in plan.rows:
-            hparams, strategy_name = plan.hparams(subject, row, plan.seeds[0]), plan.how["strategy_name"]
-            check_run(subject.tasks[row.name], plan.start(row.random), hparams, strategy_name=strategy_name)
-        for row in {row.context: row for row in plan.rows}.values():
-            check_labels(subject.tasks[row.name], plan.source, plan.hparams(subject, row, plan.seeds[0]))
     cells = [*plan.cells()]
-    asked = {
-        "ablation": name,
-        "tasks": [subject.name for subject in plan.subjects],
-        "rows": [row.name for row in plan.rows],
-        "restarts": len(plan.seeds),
+    asked = {"ablation": name, "tasks": names, "restarts": len(plan.seeds)}
+    grid.check_same(cells, asked | {"rows": [row.name for row in rows]}, workers=workers)
+    with workers.writing(locked(output)):
+        found = plan.compared(name, [*plan.outcomes(cells)])
+        if workers.chief:
+            write_comparison(found, output)
+    return found
+
+
+def compared_approaches(
+    name: str,
+    rows: Sequence[Approach],
+    tasks: Mapping[str, Task],
+    outcomes: Sequence[Outcome],
+    *,
+    baselines: Mapping[str, float],
+) -> Comparison:
+    """The outcomes of an ablation of one checkpoint beside BERT base's figures.
+
+    Pairs are neighbours in table 7's order, which the paper gives for CoNLL-2003 and one context; then rows over random weights.
+    """
+    measures = {task: one.measure for task, one in tasks.items()}
+    plain = [row for row in rows if not row.random and row.context is None]
+    figures = {
+        (row.name, task): figure
+        for row, (task, measure) in itertools.product(plain, (measures | {"conll2003": "f1"}).items())
+        if (figure := figure_of(task, measure, features=row.layers)) is not None
     }
-    check_same(cells, asked, workers=plan.workers)
-    return cells
+    in_table_7 = {row: figure for (row, task), figure in figures.items() if task == "conll2003"}
+    ranked = sorted(in_table_7, key=lambda row: -in_table_7[row])
+    pairs = [*itertools.pairwise(ranked), *_controls(rows)]
+    return compare(
+        outcomes,
+        tasks,
+        name=name,
+        title=APPROACHES[name].title,
+        measures=measures,
+        figures=figures,
+        pairs=[(task, *pair) for task in tasks for pair in pairs],
+        baselines=baselines,
+    )
 
 
-def _names(name: str, tasks: Sequence[str] | None, data: Mapping[str, Source]) -> Sequence[str]:
-    """The names of the tasks."""
-    if name not in APPROACHES:
-        raise BertKerasError(f"unknown name {name!r}; give one of {', '.join(APPROACHES)}.")
-    names = tasks or APPROACHES[name].tasks or tuple(data)
-    check_once(names)
-    check_used(data, names)
-    return names
+def _controls(rows: Sequence[Approach]) -> Iterator[tuple[str, str]]:
+    """Yields each row with the same row at random weights, or with fine-tuning from there in the same context."""
+    names = [row.name for row in rows]
+    for row in rows:
+        fine_tuning = FINE_TUNING if row.context is None else f"{row.context}-{FINE_TUNING}"
+        wanted = (f"{RANDOM}{row.name}", f"{RANDOM}{fine_tuning}")
+        control = next((control for control in wanted if control in names), None)
+        if control is not None and not row.random:
+            yield row.name, control
 
 
-def _check_output(output: pathlib.Path, name: str) -> None:
-    """Raises BertKerasError if the folder has results that those of this ablation would replace."""
-    file = output / RESULTS_FILE
-    if file.is_file() and read_object(file).get("ablation") != name:
-        raise BertKerasError(f"{output} holds another run, with its {RESULTS_FILE}; give another folder.")
+def _baseline(task: Task) -> float:
+    """The measure of the most common answer on dev, in percent."""
+    examples = task.examples(task.validation_splits[0])
+    raw = next(examples.batch(cardinality(examples)).as_numpy_iterator())
+    return in_percent(task.baseline(raw), kind=task.kind)
 
 
-def _rows(
+def _approaches(
     name: str, rows: Sequence[str] | None, given: Mapping[str, Any], *, context: str | None
-) -> list[Row]:
+) -> list[Approach]:
     """The rows. context: that of rows without one of their own; None leaves it to the task."""
-    made = [Row(one) for one in rows or APPROACHES[name].rows]
+    made = [approach_of(one) for one in rows or APPROACHES[name].rows]
     if not made or len({*made}) < len(made):
         raise BertKerasError(
             f"the rows are {', '.join(row.name for row in made) or 'none'}; give at least one, each once."
@@ -295,63 +308,21 @@ def _rows(
     return made
 
 
-def _check_blocks(rows: Sequence[Row], num_layers: int) -> None:
-    """Raises BertKerasError if the encoder has too few blocks for a row."""
-    short = {}
-    for row in rows:
-        try:
-            _ = row.layers and places_of(row.layers, num_layers=num_layers)
-        except BertKerasError as error:
-            short[row.name] = error
-    if short:
-        fitting = [row.name for row in rows if row.name not in short]
-        raise BertKerasError(
-            f"the encoder has {num_layers} blocks, too few for the rows {', '.join(short)}; give others, such as --rows "
-            f"{' '.join(fitting) or 'fine-tuning last'}."
+def _open_contexts(
+    names: Sequence[str], rows: Sequence[Approach], data: Mapping[str, Source], options: Mapping[str, Any]
+) -> dict[tuple[str, str | None], Task]:
+    """The tasks in the contexts of the rows, by both. Raises BertKerasError for an option that no task has."""
+    fitting = {
+        name: {option: value for option, value in options.items() if option in task_type(name).options}
+        for name in names
+    }
+    tasks = {
+        (name, context): grid.opened(
+            name, data, **fitting[name] | ({} if context is None else {"context": context})
         )
-
-
-def _subjects(
-    names: Sequence[str], rows: Sequence[Row], data: Mapping[str, Source], options: Mapping[str, Any]
-) -> list[Subject]:
-    """Opens the tasks and reads their examples once, so that bad data raises an error before any training."""
-    made, known = [], set[str]()
-    for name in names:
-        check_dev_split(data.get(name))
-        read = task_type(name).options
-        fitting = {option: value for option, value in options.items() if option in read}
-        known |= {*fitting}
-        tasks = dict[str, Task]()
-        for context in {row.context for row in rows}:
-            changes = {} if context is None else {"context": context}
-            task = open_task(name, data.get(name), **fitting | changes)
-            task.examples("train")
-            tasks |= {row.name: task for row in rows if row.context == context}
-        examples = task.examples(task.validation_splits[0])
-        raw = next(examples.batch(cardinality(examples)).as_numpy_iterator())
-        made.append(Subject(name=name, tasks=tasks, baseline=in_percent(task.baseline(raw), kind=task.kind)))
+        for name, context in itertools.product(names, dict.fromkeys(row.context for row in rows))
+    }
+    known = {option for given in fitting.values() for option in given}
     if unknown := [f"--{option.replace('_', '-')}" for option in options if option not in known]:
         raise BertKerasError(f"{', '.join(unknown)} does not apply to {', '.join(names)}; leave it out.")
-    return made
-
-
-def _run(name: str, plan: _Plan, cells: Sequence[Cell], *, log: Callable[[str], None]) -> Results:
-    """Runs the cells, and removes the vectors of a task whose runs are finished."""
-    found = {}
-    ended = run_cells(cells, workers=plan.workers, log=log)
-    for ran, following in itertools.zip_longest(ended, cells[1:]):
-        found[ran.cell.path] = ran
-        folder = ran.cell.path.parent
-        if plan.workers.chief and (following is None or following.path.parent != folder):
-            shutil.rmtree(plan.output / VECTORS / folder.name, ignore_errors=True)
-    if plan.workers.chief:
-        shutil.rmtree(plan.output / VECTORS, ignore_errors=True)
-    measures = {row.name: {subject.name: list[float]() for subject in plan.subjects} for row in plan.rows}
-    failed = {}
-    for subject, row, seed in itertools.product(plan.subjects, plan.rows, plan.seeds):
-        ran, task = found[plan.run(subject, row, seed)], subject.tasks[row.name]
-        if ran.degenerate is not None:
-            failed[f"{subject.name}, {row.name}, seed {seed}"] = ran.degenerate
-        if ran.measures:
-            measures[row.name][subject.name].append(in_percent(ran.measures[task.measure], kind=task.kind))
-    return Results(name=name, subjects=plan.subjects, measures=measures, failed=failed)
+    return tasks

@@ -21,35 +21,30 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
-import tensorflow as tf
 from sklearn.linear_model import RidgeClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from bert_keras import checkpoints
+from bert_keras.cli.console import counter
 from bert_keras.errors import BertKerasError
-from bert_keras.io.output_folder import Folder, Layout
-from bert_keras.io.paths import path_of
-from bert_keras.tasks.data.conll import FILES, read
-from bert_keras.tasks.data.glue_rows import LABEL, ROWS
+from bert_keras.io import formats
+from bert_keras.io.folders import Folder, Layout
+from bert_keras.io.paths import to_path
+from bert_keras.tasks.data.conll import FILES, read_corpus
+from bert_keras.tasks.data.glue import LABEL, ROWS
 from bert_keras.tasks.data.sources import check_dev_split, split_file
-from bert_keras.tasks.frozen.extract import (
-    Extractor,
-    Pieces,
-    Units,
-    Words,
-)
+from bert_keras.tasks.frozen.extractor import Extractor, Pieces, TextUnits, text_units
 from bert_keras.tasks.metrics import accuracy, entity_scores
 from bert_keras.tasks.options import ProbeOptions
-from bert_keras.tasks.problems.classification import Glue
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.report_tables import Table
-from bert_keras.tasks.training.identity import identity_of_checkpoint
-from bert_keras.tasks.training.progress import counter
-from bert_keras.tasks.training.task_model import check_sizes
-from bert_keras.text.preprocessing import Preprocessor
-from bert_keras.text.word_splitting import TEXT, TOKENS
+from bert_keras.tasks.training.fingerprint import fingerprint_of_checkpoint
+from bert_keras.text.words import TEXT, TOKENS
 
-PROBE = Layout(name="results of probes", identity="probe.json", results="results.json")
+PROBE = Layout(
+    name="results of probes", artifact=formats.STUDY, fingerprint="probe.json", results="results.json"
+)
 PICTURE = "results.png"
 # Probe -> the column of its labels in a file of CoNLL-2003's format, and the least and the largest number of columns. With five,
 # as in German CoNLL-2003, lemmas are in column 1.
@@ -60,15 +55,11 @@ CHECKPOINT, RANDOM = "checkpoint", "random weights"
 CHUNK = 256  # examples between two looks at the clock
 
 
-class Examples(NamedTuple):
-    """Examples with labels: one for the text, or one for each of its words."""
+class Example(NamedTuple):
+    """A text with one label, or a sentence with a label for each of its words."""
 
-    raw: Sequence[Mapping[str, bytes]]
-    labels: Sequence[Sequence[str]]
-
-    def chosen(self, rows: Sequence[int]) -> "Examples":
-        """Some of the examples, in the order of the rows."""
-        return Examples([self.raw[row] for row in rows], [self.labels[row] for row in rows])
+    raw: Mapping[str, bytes]
+    labels: Sequence[str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,49 +82,83 @@ class Result:
         return means.index(max(means))
 
 
-def _words(path: str | pathlib.Path, split: str, *, column: int, least: int, most: int | None) -> Examples:
-    """The sentences of a split, with the labels of their words."""
-    sentences = itertools.chain.from_iterable(
-        read(split_file(path, split, FILES), column=column, least=least, most=most).documents
-    )
-    rows = [({TOKENS: " ".join(one.words).encode()}, one.tags) for one in sentences]
-    return Examples([raw for raw, _ in rows], [tags for _, tags in rows])
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Probe:
+    """The examples of a probe: parts to train on, one for each restart, and those of the dev split."""
+
+    name: str
+    parts: Sequence[Sequence[Example]]
+    dev: Sequence[Example]
+
+    def units(self, source: checkpoints.Checkpoint, options: ProbeOptions) -> TextUnits:
+        """A vector for each word, or for each token of a text."""
+        return text_units("word" if self.name in COLUMNS else "piece", source, seq_length=options.seq_length)
+
+    def measure(self, predicted: np.ndarray) -> float:
+        """F1 of entities, or accuracy. predicted: the labels of all dev examples in a row."""
+        if self.name != "entities":
+            return accuracy(_labels(self.dev), predicted)
+        ends = np.cumsum([len(one.labels) for one in self.dev])
+        rows = [part.tolist() for part in np.split(predicted, ends[:-1])]
+        return entity_scores([[*one.labels] for one in self.dev], rows).f1
+
+    def baseline(self) -> float:
+        """The measure of the most common training label, the mean over the restarts."""
+        common = []
+        for part in self.parts:
+            labels, counts = np.unique(_labels(part), return_counts=True)
+            common.append(np.full(len(_labels(self.dev)), labels[counts.argmax()]))
+        return statistics.fmean(map(self.measure, common))
+
+    def on_layers(self, part: Sequence[Example], x: np.ndarray, y: np.ndarray) -> list[float]:
+        """The measure of a probe on each layer. x, y: the vectors [N, K, H] of a part and of the dev examples."""
+        values = []
+        for layer in range(x.shape[1]):
+            probe = make_pipeline(StandardScaler(), RidgeClassifier())
+            probe.fit(x[:, layer], _labels(part))
+            values.append(self.measure(probe.predict(y[:, layer])))
+        return values
 
 
-def _texts(path: str | pathlib.Path, split: str, name: str) -> Examples:
-    """The labelled texts of a split."""
-    task = Glue(ROWS[name], path)
-    rows = [row for row in task.examples(split).as_numpy_iterator() if row[LABEL] >= 0]
-    (text,) = task.text
-    return Examples(
-        [{TEXT: row[text]} for row in rows], [[task.label_names[int(row[LABEL])]] for row in rows]
-    )
+def _labels(examples: Sequence[Example]) -> np.ndarray:
+    """The labels of all examples in a row."""
+    return np.concatenate([one.labels for one in examples])
 
 
-def _read(name: str, path: str | pathlib.Path, split: str) -> Examples:
+def _read(name: str, path: str | pathlib.Path, split: str) -> list[Example]:
+    """The sentences of a split with the labels of their words, or its labelled texts."""
     if name in COLUMNS:
         column, least, most = COLUMNS[name]
-        return _words(path, split, column=column, least=least, most=most)
-    return _texts(path, split, name)
+        found = read_corpus(split_file(path, split, FILES), column=column, least=least, most=most)
+        sentences = itertools.chain.from_iterable(found.documents)
+        return [Example({TOKENS: " ".join(one.words).encode()}, one.tags) for one in sentences]
+    task = TextClassification.open(name, path)
+    (text,), rows = task.text, task.examples(split).as_numpy_iterator()
+    return [
+        Example({TEXT: row[text]}, [task.label_names[int(row[LABEL])]]) for row in rows if row[LABEL] >= 0
+    ]
 
 
-def _drawn(examples: Examples, *, count: int, parts: int, seed: int, name: str) -> list[Examples]:
+def _drawn(
+    examples: Sequence[Example], *, count: int, parts: int, seed: int, name: str
+) -> list[list[Example]]:
     """Disjoint random parts of `count` examples each. Raises BertKerasError if there are too few."""
-    if len(examples.raw) < count * parts:
+    if len(examples) < count * parts:
         raise BertKerasError(
-            f"{name} has {len(examples.raw)} training examples, and {parts} restarts of {count} read {count * parts}; give a "
+            f"{name} has {len(examples)} training examples, and {parts} restarts of {count} read {count * parts}; give a "
             "lower max_examples or fewer restarts."
         )
-    order = np.random.default_rng(seed).permutation(len(examples.raw))
-    return [examples.chosen(order[part * count : (part + 1) * count].tolist()) for part in range(parts)]
+    order = np.random.default_rng(seed).permutation(len(examples)).tolist()
+    chosen = [order[part * count : (part + 1) * count] for part in range(parts)]
+    return [[examples[row] for row in rows] for rows in chosen]
 
 
 def _vectors(
-    extractor: Extractor, examples: Examples, *, about: str, log: Callable[[str], None]
-) -> list[np.ndarray]:
-    """For each example its vectors [N, K, H] of N words, or [1, K, H] of the text."""
-    advance, made = counter(about, len(examples.raw), log=log), []
-    chunks = (examples.raw[start : start + CHUNK] for start in range(0, len(examples.raw), CHUNK))
+    extractor: Extractor, examples: Sequence[Example], *, about: str, log: Callable[[str], None]
+) -> np.ndarray:
+    """The vectors [N, K, H] of all words in a row, or of all texts."""
+    advance, made = counter(about, len(examples), log=log), []
+    chunks = ([one.raw for one in examples[i : i + CHUNK]] for i in range(0, len(examples), CHUNK))
     for found in itertools.chain.from_iterable(map(extractor, chunks)):
         vectors = found["vectors"].astype(np.float32)
         if isinstance(extractor.units, Pieces):
@@ -141,35 +166,7 @@ def _vectors(
             vectors = vectors.sum(axis=0, keepdims=True) / count
         made.append(vectors)
         advance(1)
-    return made
-
-
-def _measure(name: str, gold: Sequence[Sequence[str]], predicted: np.ndarray) -> float:
-    """F1 of entities, or accuracy. predicted: the labels of all examples in a row."""
-    if name != "entities":
-        return accuracy(np.concatenate(gold), predicted)
-    ends = np.cumsum([len(tags) for tags in gold])
-    rows = [part.tolist() for part in np.split(predicted, ends[:-1])]
-    return entity_scores([[*tags] for tags in gold], rows).f1
-
-
-def _probed(
-    name: str, train: Examples, dev: Examples, x: list[np.ndarray], y: list[np.ndarray]
-) -> list[float]:
-    """The measure of a probe on each layer. x, y: the vectors of the training and dev examples."""
-    joined, asked, labels = np.concatenate(x), np.concatenate(y), np.concatenate(train.labels)
-    values = []
-    for layer in range(joined.shape[1]):
-        probe = make_pipeline(StandardScaler(), RidgeClassifier())
-        probe.fit(joined[:, layer], labels)
-        values.append(_measure(name, dev.labels, probe.predict(asked[:, layer])))
-    return values
-
-
-def _baseline(name: str, train: Examples, dev: Examples) -> float:
-    labels, counts = np.unique(np.concatenate(train.labels), return_counts=True)
-    predicted = np.full(sum(map(len, dev.labels)), labels[counts.argmax()])
-    return _measure(name, dev.labels, predicted)
+    return np.concatenate(made)
 
 
 def _check(data: Mapping[str, Any]) -> None:
@@ -200,76 +197,53 @@ def run_probes(
     """
     options = ProbeOptions(**settings)
     _check(data)
-    folder = Folder(path_of(output), PROBE)
+    folder = Folder(to_path(output), PROBE)
     folder.check()
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
-    read = {name: (_parts(name, path, options), _dev(name, path, options)) for name, path in data.items()}
-    for name, (parts, _) in read.items():
-        _check_fits(name, source, parts[0], options)
-    identity = dataclasses.asdict(options) | identity_of_checkpoint(source, checkpoints.tokenizer_of(source))
-    with folder.begin(identity | {"probes": list(data)}):
-        results = []
-        for name, (parts, dev) in read.items():
-            layers = {
-                weights: _all_layers(name, one, parts, dev, options, about=f"{name}, {weights}", log=log)
-                for weights, one in _weights(source).items()
-            }
-            base = statistics.fmean(_baseline(name, part, dev) for part in parts)
-            measure = "f1" if name == "entities" else "accuracy"
-            results.append(Result(name=name, measure=measure, layers=layers, baseline=base))
+    probes = [_open(name, path, options) for name, path in data.items()]
+    for probe in probes:
+        _check_fits(probe, source, options)
+    fingerprint = dataclasses.asdict(options) | fingerprint_of_checkpoint(
+        source, checkpoints.tokenizer_of(source)
+    )
+    with folder.begin(fingerprint | {"probes": list(data)}):
+        results = [_result(probe, source, options, log=log) for probe in probes]
         draw(results, folder.path / PICTURE)
         folder.finish({one.name: dataclasses.asdict(one) for one in results})
     return results
 
 
-def _parts(name: str, path: str | pathlib.Path, options: ProbeOptions) -> list[Examples]:
-    train = _read(name, path, "train")
-    return _drawn(train, count=options.max_examples, parts=options.restarts, seed=options.seed, name=name)
+def _open(name: str, path: str | pathlib.Path, options: ProbeOptions) -> _Probe:
+    train, dev = (_read(name, path, split) for split in ("train", "validation"))
+    how: dict[str, Any] = {"seed": options.seed, "name": name}
+    parts = _drawn(train, count=options.max_examples, parts=options.restarts, **how)
+    (drawn,) = _drawn(dev, count=min(options.max_examples, len(dev)), parts=1, **how)
+    return _Probe(name=name, parts=parts, dev=drawn)
 
 
-def _dev(name: str, path: str | pathlib.Path, options: ProbeOptions) -> Examples:
-    dev = _read(name, path, "validation")
-    count = min(options.max_examples, len(dev.raw))
-    return _drawn(dev, count=count, parts=1, seed=options.seed, name=name)[0]
-
-
-def _units(name: str) -> Units:
-    """A vector for each word, or for each token of a text."""
-    return Words() if name in COLUMNS else Pieces()
-
-
-def _check_fits(name: str, source: checkpoints.Checkpoint, examples: Examples, options: ProbeOptions) -> None:
+def _check_fits(probe: _Probe, source: checkpoints.Checkpoint, options: ProbeOptions) -> None:
     """Raises BertKerasError unless an example becomes features that the encoder can read."""
-    tokenizer = checkpoints.tokenizer_of(source)
-    check_sizes(source.config, vocab_size=tokenizer.vocab_size, seq_length=options.seq_length)
-    raw = {field: tf.constant([text]) for field, text in examples.raw[0].items()}
-    _units(name).features(Preprocessor(tokenizer, seq_length=options.seq_length), raw)
+    probe.units(source, options).read([probe.parts[0][0].raw])
 
 
-def _weights(source: checkpoints.Checkpoint) -> dict[str, checkpoints.Checkpoint]:
-    """The checkpoint, and as a control its encoder at random weights."""
-    return {CHECKPOINT: source, RANDOM: dataclasses.replace(source, tensors={})}
-
-
-def _all_layers(
-    name: str,
-    source: checkpoints.Checkpoint,
-    parts: Sequence[Examples],
-    dev: Examples,
-    options: ProbeOptions,
-    *,
-    about: str,
-    log: Callable[[str], None],
-) -> list[list[float]]:
-    """For each layer, the measure of each restart."""
-    keras.utils.set_random_seed(options.seed)  # of random weights
-    extractor = Extractor(source, units=_units(name), dtype="float32", seq_length=options.seq_length)
-    asked = _vectors(extractor, dev, about=f"{about}, dev", log=log)
-    restarts = []
-    for number, part in enumerate(parts, start=1):
-        vectors = _vectors(extractor, part, about=f"{about}, restart {number}", log=log)
-        restarts.append(_probed(name, part, dev, vectors, asked))
-    return [list(values) for values in zip(*restarts, strict=True)]
+def _result(
+    probe: _Probe, source: checkpoints.Checkpoint, options: ProbeOptions, *, log: Callable[[str], None]
+) -> Result:
+    """The measures on the checkpoint's layers, and as a control on those of its encoder at random weights."""
+    layers = {}
+    for weights, start in {CHECKPOINT: source, RANDOM: dataclasses.replace(source, tensors={})}.items():
+        keras.utils.set_random_seed(options.seed)  # of random weights
+        places, units = range(source.config.num_layers + 1), probe.units(source, options)
+        extractor = Extractor(source=start, units=units, places=places, dtype="float32")
+        about = f"{probe.name}, {weights}"
+        y = _vectors(extractor, probe.dev, about=f"{about}, dev", log=log)
+        restarts = []
+        for number, part in enumerate(probe.parts, start=1):
+            x = _vectors(extractor, part, about=f"{about}, restart {number}", log=log)
+            restarts.append(probe.on_layers(part, x, y))
+        layers[weights] = [list(values) for values in zip(*restarts, strict=True)]
+    measure = "f1" if probe.name == "entities" else "accuracy"
+    return Result(name=probe.name, measure=measure, layers=layers, baseline=probe.baseline())
 
 
 def tables(results: Sequence[Result]) -> Iterator[Table]:

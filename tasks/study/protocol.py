@@ -1,295 +1,167 @@
-"""The paper's protocol: a grid of learning rates, batch sizes and epochs, restarts, and the best run on dev.
+"""The paper's protocol, on one task and on GLUE: a grid of learning rates, batch sizes and epochs, restarts, the best run on dev.
 
 In: opened tasks, a checkpoint, settings. Out: a folder
 
-    OUTPUT/<task>/lr-<rate>_seed-<seed>/   cells of tasks/study/cells.py, each a run of `finetune`
+    OUTPUT/<task>/lr-<rate>_seed-<seed>/   cells of tasks/study/grid.py, each a run of `finetune`
     OUTPUT/results.json                    the measures of every run, the best, the median, the spread, the ensemble
     OUTPUT/results.png                     a plot with a dot for each run
+    OUTPUT/submission/<task>.tsv           on GLUE, the best run's predictions for each test file found; also in submission.zip
 
 Names of cells have `_batch-<size>` and `_epochs-<count>` too where these differ from the settings of the task.
 
 Source: Devlin et al. 2019, sec. 4.1 and A.3 (values chosen on dev, random restarts with another order and another head).
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import pathlib
 import statistics
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from bert_keras import checkpoints
 from bert_keras.checkpoints.hugging_face import SAFETENSORS
 from bert_keras.errors import BertKerasError
-from bert_keras.io.files import locked, write_json
-from bert_keras.io.json_files import (
-    TEXT,
-    or_null,
-    read_object,
-    typed,
-)
-from bert_keras.io.paths import path_of
-from bert_keras.tasks.batches import predict
-from bert_keras.tasks.devices.strategies import check_micro_batch, strategy
+from bert_keras.io.files import atomic_file, locked
+from bert_keras.io.paths import to_path
+from bert_keras.tasks.batches import cardinality, predict
+from bert_keras.tasks.data.glue import IDX, LABEL, ROWS, TextDataSet
+from bert_keras.tasks.data.sources import check_dev_split
+from bert_keras.tasks.devices.strategies import strategy
 from bert_keras.tasks.devices.workers import Workers, reports_lost_workers
-from bert_keras.tasks.finetuning.examples import check_fits, check_labelled
-from bert_keras.tasks.finetuning.finetune import finetune
-from bert_keras.tasks.finetuning.finetuning_monitor import DEGENERATE
-from bert_keras.tasks.frozen.feature_based import check_feature_based
-from bert_keras.tasks.hparams import FEATURE_RATE, Hparams
-from bert_keras.tasks.options import ProtocolOptions
+from bert_keras.tasks.finetuning.finetune import finetune, fingerprint_of_finetuning
+from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.options import GlueOptions, ProtocolOptions
+from bert_keras.tasks.problems.classification import TextClassification, majority_label
 from bert_keras.tasks.runs.ensemble import load_runs
 from bert_keras.tasks.runs.run_folder import Run, load_run
-from bert_keras.tasks.study.cells import (
-    Cell,
-    check_same,
-    identity_of_data,
-    remove_weights,
-    run_cells,
+from bert_keras.tasks.study import grid
+from bert_keras.tasks.study.grid import Cell, Outcome
+from bert_keras.tasks.study.report import Ensemble, Summary, ranked, summaries_json, write_summaries
+from bert_keras.tasks.study.rows import (
+    MAJORITY,
+    PREDICTED_BY,
+    SCORED,
+    SUBMISSION,
+    VARIED,
+    WNLI,
+    check_grid,
+    protocol_runs,
 )
-from bert_keras.tasks.study.cells import Outcome as CellOutcome
-from bert_keras.tasks.study.summary import (
-    Ensemble,
-    Outcome,
-    Summary,
-    as_json,
-    draw,
-    ranked,
-)
-from bert_keras.tasks.task import Arrays, Task
-from bert_keras.tasks.training.identity import identity_of_checkpoint
-from bert_keras.tasks.training.loop import RESULTS_FILE
-from bert_keras.text.preprocessing import Preprocessor
-
-PICTURE = "results.png"
-# Of fine-tuning (Devlin et al. 2019, sec. 4.1).
-RATES = (5e-5, 4e-5, 3e-5, 2e-5)
-
-
-# -----------------------------------------------------------------------------------------------------------
-# The grid
-
-
-def check_grid(hparams: Hparams, options: ProtocolOptions, *, defaults: Mapping[str, Any]) -> None:
-    """Raises BertKerasError for values that are given twice or not at all, and for settings that do not fit a grid.
-
-    defaults: the settings of the task's paper, whose learning rate the grid replaces
-    """
-    for name in ("learning_rates", "batch_sizes", "epoch_counts"):
-        values = getattr(options, name)
-        if values is not None and (not values or len({f"{value:g}" for value in values}) < len(values)):
-            raise BertKerasError(f"{name} is {values}; give at least one value, each once.")
-    if hparams.dev_fraction is not None:
-        raise BertKerasError(
-            "dev_fraction does not apply to a protocol, because each seed would hold out other examples; give a dev split."
-        )
-    known = (Hparams(feature_layers=hparams.feature_layers).learning_rate, defaults.get("learning_rate"))
-    if options.learning_rates is None and hparams.learning_rate not in known:
-        raise BertKerasError(
-            f"learning_rate is {hparams.learning_rate:g}, and a grid has learning_rates of its own; give learning_rates=("
-            f"{hparams.learning_rate:g},) instead."
-        )
-    runs = len([*_grid(hparams, options)])
-    if options.ensemble is not None and options.ensemble > runs:
-        raise BertKerasError(
-            f"the ensemble has {options.ensemble} members and the grid {runs} run(s); give fewer members or more restarts."
-        )
-
-
-def _grid(hparams: Hparams, options: ProtocolOptions) -> Iterator[tuple[str, Hparams]]:
-    """The name and the settings of each run of a task, in order."""
-    rates = RATES if hparams.feature_layers is None else (FEATURE_RATE,)
-    for rate, batch_size, epochs, seed in itertools.product(
-        options.learning_rates or rates,
-        options.batch_sizes or (hparams.batch_size,),
-        options.epoch_counts or (hparams.epochs,),
-        range(hparams.seed, hparams.seed + options.restarts),
-    ):
-        # The task's own values have no part in the name, so that a wider grid finds the runs of a narrower one.
-        parts = [f"lr-{rate:g}"]
-        parts += [f"batch-{batch_size}"] if batch_size != hparams.batch_size else []
-        parts += [f"epochs-{epochs}"] if epochs != hparams.epochs else []
-        yield (
-            "_".join([*parts, f"seed-{seed}"]),
-            dataclasses.replace(hparams, learning_rate=rate, batch_size=batch_size, epochs=epochs, seed=seed),
-        )
-
-
-def _cells(
-    name: str,
-    task: Task,
-    *,
-    source: checkpoints.Checkpoint,
-    output: pathlib.Path,
-    hparams: Hparams,
-    options: ProtocolOptions,
-    strategy_name: str,
-    feature_cache: str | pathlib.Path | None,
-    verbose: int | str,
-    log: Callable[[str], None],
-) -> Iterator[Cell]:
-    start = identity_of_checkpoint(source, checkpoints.tokenizer_of(source)) | {"strategy": strategy_name}
-    about = {"task": task.to_json(), **identity_of_data(task), **start}
-    how: dict[str, Any] = {
-        "strategy_name": strategy_name,
-        "feature_cache": feature_cache,
-        "verbose": verbose,
-        "log": log,
-    }
-    train = functools.partial(finetune, task, checkpoint=source, **how)
-    for cell, settings in _grid(hparams, options):
-        grid = f", batch size {settings.batch_size}" if options.batch_sizes else ""
-        grid += f", {settings.epochs} epochs" if options.epoch_counts else ""
-        yield Cell(
-            name=f"{name}: learning rate {settings.learning_rate:g}{grid}, seed {settings.seed}",
-            path=output / name / cell,
-            identity=settings.identity() | about,
-            train=functools.partial(train, hparams=settings),
-            judge=functools.partial(degenerate_run, task),
-        )
-
-
-def degenerate_run(task: Task, path: pathlib.Path) -> str | None:
-    """The reason why a run of `finetune` did not learn; None if it learned."""
-    results = read_object(path / RESULTS_FILE)
-    if DEGENERATE in results:  # versions before this key left it to the protocol
-        kinds = {DEGENERATE: or_null(TEXT)}
-        return typed(results, kinds, where=path / RESULTS_FILE, others=True)[DEGENERATE]
-    run = load_run(path)
-    return run.task.degenerate(*_on_dev(run, task))
-
-
-def _on_dev(run: Run, task: Task, split: str | None = None) -> tuple[Arrays, Arrays]:
-    """The run's predictions of a split of the task, by default its first validation split, and the raw examples."""
-    examples = task.examples(split or task.validation_splits[0])
-    return predict(run.task, run.preprocess, run.model, examples)
-
-
-def _outcome(ran: CellOutcome) -> Outcome:
-    names = ("learning_rate", "batch_size", "epochs", "seed")
-    return Outcome(
-        **{name: ran.cell.identity[name] for name in names},
-        path=ran.cell.path,
-        measures=ran.measures,
-        degenerate=ran.degenerate,
-    )
+from bert_keras.tasks.task import Task
+from bert_keras.tasks.training.fingerprint import fingerprint_of_checkpoint
 
 
 def check_output(output: pathlib.Path, tasks: Sequence[str]) -> None:
     """Raises BertKerasError if the folder has results that these tasks' results would replace."""
-    file = output / RESULTS_FILE
-    if not file.is_file():
-        return
-    there = read_object(file).get("tasks")
-    if not isinstance(there, dict):
-        raise BertKerasError(f"{output} holds another run, with its {RESULTS_FILE}; give another folder.")
+    there = grid.earlier_results(output, lambda found: isinstance(found.get("tasks"), dict)).get("tasks", {})
     if others := [name for name in there if name not in tasks]:
         raise BertKerasError(
             f"{output} holds the results of {', '.join(others)}; give another folder, or name all its tasks."
         )
 
 
-def planned(
+def _cells(
+    tasks: Mapping[str, Task],
+    source: checkpoints.Checkpoint,
+    *,
+    output: pathlib.Path,
+    hparams: Hparams,
+    options: ProtocolOptions,
+    **how: Any,
+) -> Iterator[Cell]:
+    """The runs of every task, in order. Raises BertKerasError for a run that `finetune` would refuse.
+
+    how: arguments of `finetune`
+    """
+    tokenizer, settled = checkpoints.tokenizer_of(source), [*protocol_runs(hparams, options)]
+    checked = {name: how[name] for name in ("strategy_name", "feature_cache")}
+    # Rates, epochs and seeds fit any task.
+    for task, settings in itertools.product(
+        tasks.values(), {one.batch_size: one for _, one in settled}.values()
+    ):
+        grid.check_finetuning(task, source, settings, **checked)
+    start = fingerprint_of_checkpoint(source, tokenizer)
+    for name, task in tasks.items():
+        about: dict[str, Any] = {
+            "start": start,
+            "examples": grid.fingerprint_of_data(task, tokenizer, hparams),
+        }
+        for folder, settings in settled:
+            varied = f", batch size {settings.batch_size}" if options.batch_sizes else ""
+            varied += f", {settings.epochs} epochs" if options.epoch_counts else ""
+            yield Cell(
+                name=f"{name}: learning rate {settings.learning_rate:g}{varied}, seed {settings.seed}",
+                path=output / name / folder,
+                task=name,
+                place={field: getattr(settings, field) for field in VARIED},
+                fingerprint=fingerprint_of_finetuning(
+                    task, settings, strategy_name=how["strategy_name"], **about
+                ),
+                train=functools.partial(finetune, task, checkpoint=source, hparams=settings, **how),
+            )
+
+
+def _run(
     tasks: Mapping[str, Task],
     *,
     checkpoint: str | pathlib.Path | checkpoints.Checkpoint,
     output: pathlib.Path,
-    hparams: Mapping[str, Hparams],
-    options: ProtocolOptions,
-    strategy_name: str,
-    feature_cache: str | pathlib.Path | None = None,
-    verbose: int | str,
-    log: Callable[[str], None],
-) -> list[Cell]:
-    """The runs of every task, in order. It makes no folder.
-
-    tasks, hparams: by name, the folder in `output`
-
-    Raises BertKerasError for a run that `finetune` would refuse, and in all workers unless they have the same runs and options.
-    """
-    source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
-    how: dict[str, Any] = {"strategy_name": strategy_name, "feature_cache": feature_cache}
-    for name, task in tasks.items():
-        # Rates, epochs and seeds fit any task.
-        for settings in {one.batch_size: one for _, one in _grid(hparams[name], options)}.values():
-            check_run(task, source, settings, **how)
-        check_labels(task, source, hparams[name])
-    how |= {"source": source, "output": output, "options": options, "verbose": verbose, "log": log}
-    cells = [
-        cell for name, task in tasks.items() for cell in _cells(name, task, hparams=hparams[name], **how)
-    ]
-    asked = {"tasks": [*tasks], **dataclasses.asdict(options)}
-    check_same(cells, asked, workers=Workers(strategy(strategy_name)))
-    return cells
-
-
-def check_run(
-    task: Task,
-    source: checkpoints.Checkpoint,
     hparams: Hparams,
-    *,
-    strategy_name: str,
-    feature_cache: str | pathlib.Path | None = None,
-) -> None:
-    """Raises BertKerasError for settings that `finetune` would refuse after the folder of the run is begun.
-
-    There the refused settings would be the identity of the run, and the right ones another.
-    """
-    distribution = strategy(strategy_name)
-    check_micro_batch(distribution, batch_size=hparams.batch_size, micro_batch=hparams.micro_batch)
-    if source.tensors:
-        task.check_checkpoint(source)
-    check_fits(task, source.config, checkpoints.tokenizer_of(source), hparams)
-    check_feature_based(task, source.config, hparams, keep_head=False, feature_cache=feature_cache)
-
-
-def check_labels(task: Task, source: checkpoints.Checkpoint, hparams: Hparams) -> None:
-    """Raises BertKerasError for a split without labels, which `finetune` would refuse after the folder of the run is begun."""
-    preprocess = Preprocessor(checkpoints.tokenizer_of(source), seq_length=hparams.seq_length)
-    for split in ("train", task.validation_splits[0]):
-        check_labelled(task, preprocess, task.examples(split), split)
-
-
-def run_tasks(
-    tasks: Mapping[str, Task],
-    cells: Sequence[Cell],
-    *,
     options: ProtocolOptions,
-    workers: Workers,
+    finish: Callable[[list[Summary], list[str]], Mapping[str, Any]],
     log: Callable[[str], None],
-) -> tuple[list[Summary], list[str]]:
-    """Trains the runs of every task that have not finished; returns the summaries, and the tasks whose loss always diverged.
+    **how: Any,
+) -> list[Summary]:
+    """Trains the runs of every task that have not finished, then writes the results; returns the summaries.
 
-    cells: of `planned`; lock the output while this runs
+    tasks: by name, the folder in `output`
+    finish: the summaries, and the tasks whose loss always diverged -> the content of results.json; the chief calls it
+    how: strategy_name, feature_cache and verbose of `finetune`
 
-    Raises BertKerasError if the output holds other files, or runs with other data, checkpoint or settings, if every task failed,
-    or if an earlier call with `best_only` removed the weights of a best run. Raises as `finetune` too.
+    Raises BertKerasError, before a folder is made, for a run that `finetune` would refuse, and in all workers unless all have the
+    same runs and options.
     """
+    workers = Workers(strategy(how["strategy_name"]))
+    log = workers.log(log)
+    source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
+    how |= {"output": output, "hparams": hparams, "options": options, "log": log}
+    cells = [*_cells(tasks, source, **how)]
+    grid.check_same(cells, {"tasks": [*tasks], **dataclasses.asdict(options)}, workers=workers)
     found: dict[str, list[Outcome]] = {name: [] for name in tasks}
-    for ran in run_cells(cells, workers=workers, log=log):
-        name = ran.cell.path.parent.name
-        found[name].append(_outcome(ran))
-        if options.best_only and workers.chief:
-            _remove_weights(found[name], measure=tasks[name].measure, keep=options.ensemble or 1)
-    measured = [name for name in tasks if any(outcome.measures for outcome in found[name])]
-    failed = [name for name in tasks if name not in measured]
-    if not measured:
-        workers.wait_to_end()
-        raise BertKerasError(f"{without_measures(failed)}; give lower learning rates.")
-    for name in measured:  # before the first evaluation
-        best = ranked(found[name], measure=tasks[name].measure)[0]
-        workers.from_chief(functools.partial(check_has_weights, best))
-    summaries = [
-        summarize(tasks[name], found[name], ensemble=options.ensemble, workers=workers, log=log)
-        for name in measured
-    ]
-    return summaries, failed
+    with workers.writing(locked(output)):
+        for ran in grid.run_cells(cells, workers=workers, log=log):
+            found[ran.task].append(ran)
+            if options.best_only and workers.chief:
+                _remove_weights(found[ran.task], tasks[ran.task].measure, keep=options.ensemble or 1)
+        lost = [name for name in tasks if not any(one.measures for one in found[name])]
+        why = f"{', '.join(lost)} has no measures: the loss of every run diverged"
+        if len(lost) == len(tasks):
+            workers.wait_to_end()
+            raise BertKerasError(f"{why}; give lower learning rates.")
+        measured = [name for name in tasks if name not in lost]
+        for name in measured:  # before the first evaluation
+            best = ranked(found[name], measure=tasks[name].measure)[0]
+            workers.from_chief(functools.partial(_check_has_weights, best))
+        about: dict[str, Any] = {"ensemble": options.ensemble, "workers": workers, "log": log}
+        summaries = [summarize(tasks[name], found[name], **about) for name in measured]
+        if workers.chief:
+            write_summaries(summaries, output, finish(summaries, lost))
+    if lost:
+        log(f"{why}; the results leave it out; give lower learning rates")
+    return summaries
 
 
-def without_measures(failed: Sequence[str]) -> str:
-    """The reason why tasks have no summary."""
-    return f"{', '.join(failed)} has no measures: the loss of every run diverged"
+def _remove_weights(outcomes: Sequence[Outcome], measure: str, *, keep: int) -> None:
+    best = ranked(outcomes, measure=measure)[:keep]
+    for outcome in outcomes:
+        if outcome not in best:
+            grid.remove_weights(outcome.path)
 
 
 @reports_lost_workers()
@@ -312,8 +184,9 @@ def run_protocol(
     feature_cache: as in `finetune`; all runs read it
     options: fields of ProtocolOptions
 
-    A run whose loss diverged is degenerate. Raises BertKerasError as `planned` and `run_tasks`, for a grid without values, if
-    another process writes to `output`, and if an earlier call with `best_only` removed the weights of this call's best runs.
+    A run whose loss diverged is degenerate. Raises BertKerasError if `output` holds other files, or runs with other data,
+    checkpoint or settings, for a grid without values, if another process writes to `output`, if every run diverged, and if an
+    earlier call with `best_only` removed the weights of this call's best runs. Raises as `finetune` too.
     """
     chosen = ProtocolOptions(**options)
     check_grid(hparams, chosen, defaults=task.defaults)
@@ -323,43 +196,30 @@ def run_protocol(
             "max_examples draws other examples for each seed, so restarts cannot share a feature_cache; give a data_seed, or "
             "leave one of them out."
         )
-    output, workers = path_of(output), Workers(strategy(strategy_name))
-    log = workers.log(log)
+    output = to_path(output)
     check_output(output, [task.name])
     for split in task.validation_splits:
         task.examples(split)  # the best run is measured on all of them
-    tasks = {task.name: task}
-    cells = planned(
-        tasks,
+    (summary,) = _run(
+        {task.name: task},
         checkpoint=checkpoint,
         output=output,
-        hparams={task.name: hparams},
+        hparams=hparams,
         options=chosen,
+        finish=lambda summaries, lost: summaries_json(summaries),
         strategy_name=strategy_name,
         feature_cache=feature_cache,
         verbose=verbose,
         log=log,
     )
-    with workers.writing(locked(output)):
-        summaries, _ = run_tasks(tasks, cells, options=chosen, workers=workers, log=log)
-        if workers.chief:
-            draw(summaries, output / PICTURE)
-            write_json(output / RESULTS_FILE, as_json(summaries))
-    return summaries[0]
+    return summary
 
 
 # -----------------------------------------------------------------------------------------------------------
 # The best runs
 
 
-def _remove_weights(outcomes: Sequence[Outcome], *, measure: str, keep: int) -> None:
-    best = ranked(outcomes, measure=measure)[:keep]
-    for outcome in outcomes:
-        if outcome not in best:
-            remove_weights(outcome.path)
-
-
-def check_has_weights(best: Outcome) -> None:
+def _check_has_weights(best: Outcome) -> None:
     """Raises BertKerasError if `best_only` removed the weights of one of the best runs."""
     if not (best.path / SAFETENSORS).is_file():
         raise BertKerasError(
@@ -407,8 +267,10 @@ def _on_other_splits(task: Task, best: Outcome) -> dict[str, dict[str, float]]:
     return {split: _measures(run, task, split) for split in others}
 
 
-def _measures(run: Run, task: Task, split: str | None = None) -> dict[str, float]:
-    return {name: float(value) for name, value in run.task.evaluate(*_on_dev(run, task, split))}
+def _measures(run: Run, task: Task, split: str) -> dict[str, float]:
+    """The measures of a run on a split of the task."""
+    predictions, raw = predict(run.task, run.preprocess, run.model, task.examples(split))
+    return {name: float(value) for name, value in run.task.evaluate(predictions, raw)}
 
 
 def _ensemble(
@@ -424,7 +286,168 @@ def _ensemble(
 
     def measures() -> dict[str, float]:
         for member in members:
-            check_has_weights(member)
-        return _measures(load_runs([member.path for member in members]), task)
+            _check_has_weights(member)
+        return _measures(load_runs([member.path for member in members]), task, task.validation_splits[0])
 
     return Ensemble(members=members, measures=workers.from_chief(measures))
+
+
+# -----------------------------------------------------------------------------------------------------------
+# GLUE
+
+
+@reports_lost_workers()
+def run_glue(
+    names: Sequence[str],
+    *,
+    data: str | pathlib.Path | None,
+    checkpoint: str | pathlib.Path,
+    output: str | pathlib.Path,
+    hparams: Hparams,
+    pooling: str = "pooled",
+    wnli: str = GlueOptions.wnli,
+    strategy_name: str = "one",
+    verbose: int | str = 0,
+    log: Callable[[str], None] = print,
+    **options: Any,
+) -> list[Summary]:
+    """As `run_protocol`, for several tasks of GLUE; writes the leaderboard's files too.
+
+    names: tasks in SCORED
+    data: the folder with GLUE's folders; None for TensorFlow Datasets
+    wnli: "majority" answers WNLI with its most frequent training label, without a run, and leaves it out of the score, as in the
+        paper
+    options: fields of ProtocolOptions
+
+    A task with only diverged runs has no summary; results.json lists it under "failed", and `log` names it. Raises as
+    `run_protocol`, and BertKerasError for a name that is not in SCORED.
+    """
+    chosen, _ = ProtocolOptions(**options), GlueOptions(wnli=wnli)
+    _check_names(names, wnli=wnli)
+    check_grid(hparams, chosen, defaults={})
+    output = to_path(output)
+    check_output(output, names)
+    tasks = _open_tasks(names, data, pooling=pooling)
+    majority = {WNLI: majority_label(tasks.pop(WNLI))} if wnli == MAJORITY else {}
+
+    def finish(summaries: list[Summary], lost: list[str]) -> dict[str, Any]:
+        submit(summaries, data=data, output=output, majority=majority, log=log)
+        return glue_json(summaries) | {"failed": lost}
+
+    return _run(
+        tasks,
+        checkpoint=checkpoint,
+        output=output,
+        hparams=hparams,
+        options=chosen,
+        finish=finish,
+        strategy_name=strategy_name,
+        feature_cache=None,
+        verbose=verbose,
+        log=log,
+    )
+
+
+def _check_names(names: Sequence[str], *, wnli: str) -> None:
+    if unknown := [name for name in names if name not in SCORED]:
+        raise BertKerasError(
+            f"unknown task {', '.join(unknown)}; the tasks to train on are {', '.join(SCORED)}."
+        )
+    grid.check_once(names)
+    if wnli == MAJORITY and WNLI not in names:
+        raise BertKerasError(
+            f"wnli is {MAJORITY!r}, and wnli is not among the tasks {', '.join(names)}; name it too, or leave wnli out."
+        )
+    if wnli == MAJORITY and len(names) == 1:
+        raise BertKerasError(
+            f"wnli is {MAJORITY!r}, which trains nothing, and WNLI is the only task; name another task too."
+        )
+
+
+def _open_tasks(
+    names: Sequence[str], data: str | pathlib.Path | None, *, pooling: str
+) -> dict[str, TextClassification]:
+    """Opens the tasks, by name, and reads all their splits, so that bad data raises an error before any run."""
+    check_dev_split(data)
+    tasks = {name: TextClassification.open(name, data, pooling=pooling) for name in names}
+    for task in tasks.values():
+        for split in ("train", *task.validation_splits):
+            task.examples(split)
+    for name, split, _ in _test_splits(names):
+        with contextlib.suppress(FileNotFoundError):  # a test file may be missing
+            TextClassification.open(name, data).examples(split)
+    return tasks
+
+
+def glue_score(summaries: Sequence[Summary]) -> float:
+    """The mean over tasks; a task's measures, and MNLI's two splits, are averaged first."""
+    return statistics.fmean(summary.score for summary in summaries)
+
+
+def glue_json(summaries: Sequence[Summary]) -> dict[str, Any]:
+    """The content of results.json."""
+    made = summaries_json(summaries)
+    for summary in summaries:
+        made["tasks"][summary.task]["score"] = summary.score
+    score = {"score": glue_score(summaries), "tasks": len(summaries), "of": len(SCORED)}
+    return {"glue_score_on_dev": score} | made
+
+
+def submit(
+    summaries: Sequence[Summary],
+    *,
+    data: str | pathlib.Path | None,
+    output: pathlib.Path,
+    majority: Mapping[str, str] | None = None,
+    log: Callable[[str], None] = print,
+) -> list[pathlib.Path]:
+    """Writes the leaderboard's file for every test split found, and a zip of them; returns the files.
+
+    majority: task without a run -> the label of all its texts
+    """
+    best, majority, files = {summary.task: summary.best for summary in summaries}, majority or {}, []
+    for name, split, title in _test_splits([*best, *majority]):
+        try:
+            task = TextClassification.open(name, data)
+            examples = task.examples(split)
+        except FileNotFoundError as error:
+            log(f"no {title}.tsv: {error}")
+            continue
+        if name in majority:
+            raw = next(examples.batch(cardinality(examples)).as_numpy_iterator())
+            predictions: Mapping[str, np.ndarray] = {
+                LABEL: np.full(len(raw[IDX]), majority[name].encode(), object)
+            }
+        else:
+            chosen = best[PREDICTED_BY.get(name, name)]
+            run = load_run(chosen.path)
+            predictions, raw = predict(task, run.preprocess, run.model, examples)
+        file = output / "submission" / f"{title}.tsv"
+        file.parent.mkdir(exist_ok=True)
+        answers = zip(raw[IDX].tolist(), _written(ROWS[name], predictions), strict=True)
+        lines = [f"{idx}\t{text}\n" for idx, text in sorted(answers, key=lambda pair: pair[0])]
+        with atomic_file(file) as temporary:
+            temporary.write_text("".join(["index\tprediction\n", *lines]), encoding="utf-8")
+        files.append(file)
+    if files:
+        with (
+            atomic_file(output / "submission.zip") as temporary,
+            zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive,
+        ):
+            for file in files:
+                archive.write(file, file.name)
+        log(f"{len(files)} of the leaderboard's {len(SUBMISSION)} files are in {output / 'submission.zip'}")
+    return files
+
+
+def _test_splits(names: Sequence[str]) -> list[tuple[str, str, str]]:
+    """The rows of SUBMISSION that these tasks' models predict."""
+    return [row for row in SUBMISSION if PREDICTED_BY.get(row[0], row[0]) in names]
+
+
+def _written(row: TextDataSet, predictions: Mapping[str, np.ndarray]) -> list[str]:
+    """Labels in the spelling of the official files; scores clipped to their range."""
+    if not row.labels:
+        return [f"{score:.3f}" for score in np.clip(predictions["score"], *row.bounds)]
+    spelled = {ours.encode(): theirs for ours, theirs in zip(row.labels, row.file_labels, strict=True)}
+    return [spelled[label] for label in predictions[LABEL]]

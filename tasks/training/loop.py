@@ -1,48 +1,34 @@
 """The training loop: a plan in, a run's folder out. It calls Keras' `fit` once for each stage, and twice for a resumed stage.
 
-An unfinished run with the same identity is resumed from its last save, with bit-identical results.
+An unfinished run with the same fingerprint is resumed from its last save, with bit-identical results.
 """
 
 import contextlib
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 
-from bert_keras.cli.console import shows_bars
+from bert_keras.cli.console import Pace, duration, shows_bars
 from bert_keras.errors import BertKerasError, LossDiverged
-from bert_keras.io.output_folder import Folder, Layout
+from bert_keras.io import formats
+from bert_keras.io.folders import Folder, Layout
 from bert_keras.io.signals import postponed
-from bert_keras.optimization.executions import WholeEpochs
+from bert_keras.optimization.training_model import WholeEpochs
 from bert_keras.tasks.devices.strategies import differ_between_replicas
 from bert_keras.tasks.devices.workers import LOST, SAME_IN_ALL, Workers
-from bert_keras.tasks.training.plan import (
-    Monitor,
-    Plan,
-    Stage,
-    steps_done,
-)
-from bert_keras.tasks.training.progress import Progress
-from bert_keras.tasks.training.saver import (
-    CHECKPOINTS,
-    SETTINGS,
-    Saver,
-    check_finite,
-    check_loss,
-)
+from bert_keras.tasks.training.plan import Monitor, Plan, Stage, steps_done
+from bert_keras.tasks.training.saver import CHECKPOINTS, SETTINGS, Saver, check_finite, check_loss
 
 RESULTS_FILE, LOGS, TASK_FILE = "results.json", "logs", "task.json"
 LOSS_EVERY = 10  # steps between two reads of the loss
+COUNTS = ("tokens",)  # logs that are no measures
 BAR_SECONDS = 0.2  # between two updates of a progress bar
-PROTOCOL_FILE = "protocol.json"  # a grid of runs writes it into a run's folder before the run begins
 RUN = Layout(
-    name="a run",
-    identity=f"{CHECKPOINTS}/{SETTINGS}",
-    results=RESULTS_FILE,
-    early=(LOGS, CHECKPOINTS, PROTOCOL_FILE),
+    name="a run", artifact=formats.RUN, fingerprint=f"{CHECKPOINTS}/{SETTINGS}", results=RESULTS_FILE
 )
 
 
@@ -66,6 +52,60 @@ class Bar(keras.callbacks.ProgbarLogger):
         if now - self._shown >= BAR_SECONDS:
             self._shown = now
             super().on_train_batch_end(batch, logs)
+
+
+class Progress(keras.callbacks.Callback):
+    """Logs a line for each epoch, and lines inside long epochs. It must come after the Monitor, whose measures it shows.
+
+        epoch 2/3: loss 0.3127, accuracy 0.8624, 4 min 10 s
+        step 1,200 of 3,000: loss 0.3348, learning rate 3.3e-05, 6.1 steps/s, 4 min 55 s left
+
+    stages: the plan's
+    log: receives the lines
+    inside: False logs no lines inside epochs, for a terminal with a progress bar
+    seconds: the time of the run so far
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        *,
+        log: Callable[[str], None],
+        inside: bool,
+        seconds: Callable[[], float],
+    ) -> None:
+        super().__init__()
+        self._stages, self._log, self._inside, self._seconds = stages, log, inside, seconds
+        self._steps = sum(stage.total for stage in stages)
+
+    def begin(self, number: int, step: int) -> None:
+        """Called before each stage. step: the steps done in all stages."""
+        self._stage, self._step = self._stages[number], step
+        self._before = sum(stage.epochs for stage in self._stages[:number])
+        self._first = step
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
+        self._first, self._pace = self._step, Pace(self.params["steps"])
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
+        self._step += steps_done(self, batch)
+        if not self._inside or not self._pace.due(done := self._step - self._first):
+            return
+        speed = self._pace.speed(done)
+        rate = float(self.model.optimizer.learning_rate)
+        self._log(
+            f"step {self._step:,} of {self._steps:,}: {_listed(logs)}, learning rate {rate:.2g}, {speed:.3g} steps/s, "
+            f"{duration((self._steps - self._step) / speed)} left"
+        )
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
+        number, count = self._before + epoch + 1, sum(stage.epochs for stage in self._stages)
+        self._log(f"{self._stage.name} {number}/{count}: {_listed(logs)}, {duration(self._seconds())}")
+
+
+def _listed(logs: Mapping[str, float] | None) -> str:
+    measures = {name.removeprefix("val_"): float(value) for name, value in (logs or {}).items()}
+    return ", ".join(f"{name} {value:.4f}" for name, value in measures.items() if name not in COUNTS)
 
 
 class StopOnDivergence(keras.callbacks.Callback):
@@ -122,9 +162,9 @@ def train(
     verbose = (1 if shows_bars(sys.stdout) else 2) if verbose == "auto" else verbose
     log = workers.log(log)
     with (
-        _begin(folder, plan, workers, save_every) as begun,
+        _begin(folder, plan, workers, save_every, log=log) as begun,
         workers.folder(folder.path) as own,
-        _prepared(plan, folder.path, workers, log),
+        plan.prepared(folder.path, workers=workers, log=log),
         postponed() as stop,
     ):
         monitor, before, began = plan.monitor(own, log=log, workers=workers), 0.0, time.monotonic()
@@ -198,26 +238,22 @@ def _restored(
 
 
 @contextlib.contextmanager
-def _begin(folder: Folder, plan: Plan, workers: Workers, save_every: int | None) -> Iterator[bool]:
-    """`Folder.begin`, which the chief calls alone; yields True if the folder was begun before."""
-    # Every save waits for all workers. It is no part of the identity: a resumed run may save at other steps.
+def _begin(
+    folder: Folder, plan: Plan, workers: Workers, save_every: int | None, *, log: Callable[[str], None]
+) -> Iterator[bool]:
+    """`Folder.begin`, which the chief calls alone; yields True if the folder was begun before. Logs the plan's lines."""
+    # Every save waits for all workers. It is no part of the fingerprint: a resumed run may save at other steps.
     workers.check_same({"save_every": save_every}, SAME_IN_ALL)
     with contextlib.ExitStack() as stack:
         if workers.chief:
-            begun = stack.enter_context(folder.begin(plan.identity))
+            begun = stack.enter_context(folder.begin(plan.fingerprint))
         else:
             folder.check()
             begun = folder.begun
         workers.wait()  # the others read what the chief has begun
+        for line in plan.lines:
+            log(line)
         yield begun
-
-
-@contextlib.contextmanager
-def _prepared(plan: Plan, path: pathlib.Path, workers: Workers, log: Callable[[str], None]) -> Iterator[None]:
-    for line in plan.lines:
-        log(line)
-    with plan.prepared(path, workers=workers, log=log):
-        yield
 
 
 def _where_stopped(saver: Saver, steps: int) -> str:

@@ -76,7 +76,7 @@ class Monitor(keras.callbacks.Callback):
         raise NotImplementedError
 
 
-def _unprepared(path: pathlib.Path, **about: Any) -> contextlib.AbstractContextManager[None]:
+def _unprepared(path: pathlib.Path, **how: Any) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
@@ -84,7 +84,7 @@ def _unprepared(path: pathlib.Path, **about: Any) -> contextlib.AbstractContextM
 class Plan:
     """A training that is ready to run.
 
-    identity: everything that decides the result bit for bit, plain JSON
+    fingerprint: everything that decides the result bit for bit, plain JSON
     model: a TrainingSteps model, compiled; model and optimizer are built
     monitor: (a worker's folder for the run, log, workers) -> the Monitor
     lines: messages to log before the training begins
@@ -92,7 +92,7 @@ class Plan:
         signal stops this work at once
     """
 
-    identity: Mapping[str, Any]
+    fingerprint: Mapping[str, Any]
     model: keras.Model
     stages: Sequence[Stage]
     monitor: Callable[..., Monitor]

@@ -1,23 +1,35 @@
-"""The Keras model of a task: an encoder and its heads, and the layers of it that do not train.
+"""The Keras model of a task: an encoder and its heads, the layers that do not train, the padding, and BERT's optimizer.
 
-In: a Problem, the encoder's config, the settings of a BiLSTM on frozen features. Out: the model; its encoder, heads and frozen
-layers.
+In: a Problem, the encoder's config, Hparams. Out: the model, its parts, its optimizer, and the file of the weights that are not
+an encoder's.
 """
 
+import contextlib
 import gc
-from collections.abc import Mapping, Sequence
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
+import safetensors
+import safetensors.numpy
+import tensorflow as tf
 
 from bert_keras.config import BertConfig
-from bert_keras.errors import BertKerasError, listed
+from bert_keras.errors import BertKerasError, MissingFileError, first_names
 from bert_keras.features import POOLED_OUTPUT, SEQUENCE_OUTPUT
+from bert_keras.io.files import atomic_file
 from bert_keras.model.encoder import BertEncoder
-from bert_keras.model.feature_bilstm import OUTPUTS, FeatureEncoder
+from bert_keras.model.feature_bilstm import OUTPUTS, FeatureEncoder, StoredVectors
 from bert_keras.model.layer_choices import places_of
+from bert_keras.optimization.optimizers import AdamW
+from bert_keras.optimization.schedules import SCHEDULES
+from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.task import Problem
-from bert_keras.tasks.training.task_padding import leave_out_padding
+
+# Checkpoints may lack them: pre-training with only the masked LM trains no pooler, and a BiLSTM is added later.
+NEW_PARTS = ("pooler", "bilstm")
 
 
 def encoder_of(model: keras.Model) -> BertEncoder:
@@ -50,6 +62,25 @@ def network_of(
     check_features(problem, config, features)
     stand_in: Any = FeatureEncoder(encoder, **features)
     return encoder, problem.model(stand_in)
+
+
+def network_on_vectors(
+    problem: Problem, config: BertConfig, features: Mapping[str, Any], *, dtype: Any = None
+) -> keras.Model:
+    """The problem's model on a BiLSTM without an encoder, for stored vectors. Arguments and errors as in `network_of`."""
+    check_features(problem, config, features)
+    stand_in: Any = FeatureEncoder(config, dtype=dtype, **features)
+    return problem.model(stand_in)
+
+
+def has_encoder(model: keras.Model) -> bool:
+    """False for a model on stored vectors."""
+    return any(isinstance(layer, BertEncoder) for layer in model.layers)
+
+
+def config_of(model: keras.Model) -> BertConfig:
+    """The encoder's config, also of a model on stored vectors."""
+    return next(layer for layer in model.layers if isinstance(layer, BertEncoder | StoredVectors)).config
 
 
 def check_features(problem: Problem, config: BertConfig, features: Mapping[str, Any]) -> None:
@@ -97,7 +128,9 @@ def freeze(model: keras.Model, paths: Sequence[str]) -> None:
     """Makes layers untrainable, by the paths of `frozen_layers`. Raises BertKerasError for a layer that the model lacks."""
     layers = _layers_by_path(model)
     if unknown := [path for path in paths if path not in layers]:
-        raise BertKerasError(f"the model has no layer {unknown[0]!r} to freeze; it has {listed(layers)}.")
+        raise BertKerasError(
+            f"the model has no layer {unknown[0]!r} to freeze; it has {first_names(layers)}."
+        )
     for path in paths:
         layers[path].trainable = False
 
@@ -120,3 +153,97 @@ def check_sizes(config: BertConfig, *, vocab_size: int, seq_length: int) -> None
             f"seq_length is {seq_length} and the encoder has {config.max_length} positions; "
             f"give seq_length {config.max_length} or less."
         )
+
+
+def leave_out_padding(encoder: BertEncoder, *, jit_compile: bool = False) -> None:
+    """Has an encoder leave out padding, which no task reads, unless XLA compiles it, on a TPU or by `jit_compile`."""
+    on_tpu = isinstance(tf.distribute.get_strategy(), tf.distribute.TPUStrategy)
+    encoder.unpadded = keras.backend.backend() == "tensorflow" and not (jit_compile or on_tpu)
+
+
+@contextlib.contextmanager
+def with_padding(model: keras.Model) -> Iterator[None]:
+    """Within it, the encoders of a model compute the rows of padding too: rows of one number for XLA and other runtimes."""
+    encoders = [layer for layer in model._flatten_layers() if isinstance(layer, BertEncoder)]
+    kept = [encoder.unpadded for encoder in encoders]
+    for encoder in encoders:
+        encoder.unpadded = False
+    try:
+        yield
+    finally:
+        for encoder, value in zip(encoders, kept, strict=True):
+            encoder.unpadded = value
+
+
+# The fields of Hparams that describe the optimizer and its schedule.
+OPTIMIZER_SETTINGS = (
+    "learning_rate",
+    "warmup_proportion",
+    "weight_decay",
+    "clip_norm",
+    "bias_correction",
+    "layer_decay",
+    "schedule",
+)
+
+
+def optimizer_of(hparams: Hparams, *, total_steps: int) -> AdamW:
+    """AdamW whose learning rate rises in the warm-up and falls to 0 at `total_steps`."""
+    schedule = SCHEDULES[hparams.schedule](
+        hparams.learning_rate,
+        total_steps=total_steps,
+        warmup_steps=int(total_steps * hparams.warmup_proportion),
+    )
+    return AdamW(
+        schedule,
+        weight_decay=hparams.weight_decay,
+        clip_norm=hparams.clip_norm,
+        bias_correction=hparams.bias_correction,
+        layer_decay=hparams.layer_decay,
+        gradual=hparams.unfreeze == "gradual",
+    )
+
+
+def paths_of(layers: Iterable[keras.layers.Layer]) -> dict[str, keras.Variable]:
+    """The variables of layers by their paths, from the layer's name on: "classifier/dense/kernel"."""
+    found = {}
+    for layer in layers:
+        for variable in layer.weights:
+            below = f"/{variable.path}".rpartition(f"/{layer.name}/")[2]
+            found[f"{layer.name}/{below}"] = variable
+    return found
+
+
+def write_weights(path: pathlib.Path, variables: Mapping[str, keras.Variable]) -> None:
+    """Writes variables by name. Raises OSError if the disk is full; an earlier file stays."""
+    with atomic_file(path) as temporary:
+        safetensors.numpy.save_file(
+            {name: np.asarray(variable) for name, variable in variables.items()}, temporary
+        )
+
+
+def read_weights(path: pathlib.Path, variables: Mapping[str, keras.Variable], *, wanted_by: str) -> None:
+    """Assigns a file's values to variables by name.
+
+    wanted_by: the file, named in errors, that says which variables there are
+
+    Raises MissingFileError for a missing file; BertKerasError for a damaged one, and for a variable of another shape, without a
+    value or with values that are not finite.
+    """
+    if not path.is_file():
+        raise MissingFileError(f"no {path.name} in {path.parent}; train again.")
+    try:
+        weights = safetensors.numpy.load_file(path)
+    except safetensors.SafetensorError as error:
+        raise BertKerasError(f"{path} is truncated or not a safetensors file: {error}.") from error
+    for name, variable in variables.items():
+        found = weights.get(name)
+        if found is None or found.shape != tuple(variable.shape):
+            raise BertKerasError(
+                f"{path} has {name} of shape {None if found is None else list(found.shape)}; "
+                f"{wanted_by} expects {list(variable.shape)}."
+            )
+        if not np.isfinite(found).all():
+            raise BertKerasError(f"{path}: {name} has NaN or infinite numbers; train again.")
+    for name, variable in variables.items():
+        variable.assign(weights[name])

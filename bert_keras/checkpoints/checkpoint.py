@@ -1,0 +1,370 @@
+"""The types of a checkpoint, and our variables: the name table of each format maps them to the file's names.
+
+Our names are the variables' paths below the encoder or the head: `block_3/attention/query/kernel`, `masked_lm/dense/bias`.
+"""
+
+import contextlib
+import dataclasses
+import pathlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from bert_keras.config import BertConfig
+from bert_keras.text.vocabulary import Vocabulary
+
+# -----------------------------------------------------------------------------------------------------------
+# Our variables. H hidden, E embedding, I intermediate, V vocabulary, P positions, T types; 0 stands for any size.
+
+
+def _dense(name: str, fan_in: str, fan_out: str | int) -> dict[str, tuple]:
+    return {f"{name}/kernel": (fan_in, fan_out), f"{name}/bias": (fan_out,)}
+
+
+def _norm(name: str, width: str) -> dict[str, tuple]:
+    return {f"{name}/gamma": (width,), f"{name}/beta": (width,)}
+
+
+_TYPES = "embeddings/type_embeddings"  # only where there are types
+_EMBEDDINGS = {
+    "embeddings/word_embeddings": ("V", "E"),
+    "embeddings/position_embeddings": ("P", "E"),
+    _TYPES: ("T", "E"),
+    **_norm("embeddings/layer_norm", "E"),
+}
+_PROJECTION = _dense("embeddings/projection", "E", "H")  # only where E is not H
+_BLOCK = {
+    **_dense("block_{i}/attention/query", "H", "H"),
+    **_dense("block_{i}/attention/key", "H", "H"),
+    **_dense("block_{i}/attention/value", "H", "H"),
+    **_dense("block_{i}/attention/output", "H", "H"),
+    **_norm("block_{i}/attention_layer_norm", "H"),
+    **_dense("block_{i}/feed_forward/intermediate", "H", "I"),
+    **_dense("block_{i}/feed_forward/output", "I", "H"),
+    **_norm("block_{i}/feed_forward_layer_norm", "H"),
+}
+_POOLER = _dense("pooler", "H", "H")
+BILSTM = {  # only with `bilstm`
+    f"bilstm/{direction}/lstm_cell/{part}": shape
+    for direction in ("forward_lstm", "backward_lstm")
+    for part, shape in (("kernel", ("H", "2H")), ("recurrent_kernel", ("H/2", "2H")), ("bias", ("2H",)))
+}
+_HEADS = {
+    **_dense("masked_lm/dense", "H", "E"),
+    **_norm("masked_lm/layer_norm", "E"),
+    "masked_lm/bias": ("V",),
+    **_dense("next_sentence/dense", "H", 2),
+    **_dense("classifier/dense", "H", 0),
+    **_dense("concat_classifier/dense", "3H", 0),
+    **_dense("qa_outputs/dense", "H", 2),
+    **_dense("replaced_token/dense", "H", "H"),
+    **_dense("replaced_token/prediction", "H", 1),
+}
+HEADS = tuple(dict.fromkeys(name.split("/")[0] for name in _HEADS))
+
+
+def variable_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every variable of the encoder, computed from the config alone."""
+    blocks = 1 if config.share_layers else config.num_layers
+    patterns = _EMBEDDINGS | (_PROJECTION if config.embedding_width != config.hidden_size else {})
+    if not config.has_types:
+        del patterns[_TYPES]
+    for i in range(blocks):
+        patterns |= {name.format(i=i): shape for name, shape in _BLOCK.items()}
+    return _sized(patterns | (BILSTM if config.bilstm else {}) | _POOLER, config)
+
+
+def head_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every variable that a known head may have; 0 stands for any size."""
+    return _sized(_HEADS, config)
+
+
+def _sized(patterns: Mapping[str, tuple], config: BertConfig) -> dict[str, tuple[int, ...]]:
+    sizes = {
+        "H": config.hidden_size,
+        "H/2": config.hidden_size // 2,
+        "2H": 2 * config.hidden_size,
+        "3H": 3 * config.hidden_size,
+        "E": config.embedding_width,
+        "I": config.intermediate_size,
+        "V": config.vocab_size,
+        "P": config.max_positions,
+        "T": config.type_vocab_size,
+    }
+    return {name: tuple(sizes.get(size, size) for size in shape) for name, shape in patterns.items()}
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Rows: one variable here and in a file
+
+# Layouts of the file's array, relative to ours. Einsum layers split the kernels of attention by heads.
+SAME, TRANSPOSED, HEADS_OUT, HEADS_IN, HEADS_BIAS = (
+    "same",
+    "transposed",
+    "heads out",
+    "heads in",
+    "heads bias",
+)
+EINSUM = {
+    **{f"block_{{i}}/attention/{part}/kernel": HEADS_OUT for part in ("query", "key", "value")},
+    **{f"block_{{i}}/attention/{part}/bias": HEADS_BIAS for part in ("query", "key", "value")},
+    "block_{i}/attention/output/kernel": HEADS_IN,
+}
+LINEAR = {name: TRANSPOSED for name in (_PROJECTION | _BLOCK | _POOLER | _HEADS) if name.endswith("/kernel")}
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """The dtype of a name, which may be bfloat16."""
+    if name != "bfloat16":
+        return np.dtype(name)
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """One variable: our name and the file's name, our shape, and the layout of the file's array."""
+
+    ours: str
+    theirs: str
+    shape: tuple[int, ...]
+    layout: str
+
+    def their_shape(self, config: BertConfig) -> tuple[int, ...]:
+        """The shape that the file must have; 0 stands for any size."""
+        heads = (config.num_heads, config.hidden_size // config.num_heads)
+        return {
+            SAME: self.shape,
+            TRANSPOSED: self.shape[::-1],
+            HEADS_OUT: (self.shape[0], *heads),
+            HEADS_IN: (*heads, self.shape[-1]),
+            HEADS_BIAS: heads,
+        }[self.layout]
+
+    def to_ours(self, array: np.ndarray) -> np.ndarray:
+        """The file's array in our layout, the values unchanged."""
+        if self.layout in (SAME, TRANSPOSED):
+            return array.T if self.layout == TRANSPOSED else array
+        return array.reshape(self.shape)
+
+    def to_theirs(self, array: np.ndarray, config: BertConfig) -> np.ndarray:
+        """The inverse of `to_ours`, contiguous."""
+        if self.layout in (SAME, TRANSPOSED):
+            return np.ascontiguousarray(array.T if self.layout == TRANSPOSED else array)
+        return np.ascontiguousarray(array).reshape(self.their_shape(config))
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Checkpoints
+
+# Hugging Face's class for a checkpoint, without the model's name: the class of our head decides if the tensors do not, else the
+# first row whose heads the checkpoint has.
+HEAD_ARCHITECTURES = {"TokenHead": "ForTokenClassification", "ChoiceHead": "ForMultipleChoice"}
+_BY_HEADS: tuple[tuple[set[str], str], ...] = (
+    ({"masked_lm", "next_sentence"}, "ForPreTraining"),
+    ({"replaced_token"}, "ForPreTraining"),
+    ({"masked_lm"}, "ForMaskedLM"),
+    ({"next_sentence"}, "ForNextSentencePrediction"),
+    ({"classifier"}, "ForSequenceClassification"),
+    ({"qa_outputs"}, "ForQuestionAnswering"),
+    (set(), "Model"),
+)
+# Heads -> class, for every known class.
+ARCHITECTURES = (
+    *_BY_HEADS,
+    *(({"classifier"}, architecture) for architecture in HEAD_ARCHITECTURES.values()),
+)
+KNOWN_ARCHITECTURES = {architecture for _, architecture in ARCHITECTURES}
+
+# The values of problem_type, from which transformers chooses a loss, and a softmax, a sigmoid or neither.
+PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """The weights, configuration and tokenizer of a model, independent of any Keras model.
+
+    tensors: our name -> array in our layout, in the file's dtype
+    vocabulary: of its tokenizer; empty where it has none
+    format: the name of the format that it was read from, or ""
+    path: the path that it was read from, or ""; errors name it
+    architecture: Hugging Face's class without the model's name (ForTokenClassification), where known
+    labels: the names of the classifier's logits, in order, where Hugging Face's id2label has names
+    problem_type: Hugging Face's name for the classifier's type of labels, one of PROBLEM_TYPES, where the file has it
+    unknown: names in the file that no row of the table has
+    origin: of a model found by name: its address, revision and license (see `downloads.LocalModel.origin`)
+    """
+
+    config: BertConfig
+    tensors: dict[str, np.ndarray]
+    vocabulary: Vocabulary = Vocabulary()
+    format: str = ""
+    path: str = ""
+    architecture: str | None = None
+    labels: tuple[str, ...] | None = None
+    problem_type: str | None = None
+    unknown: tuple[str, ...] = ()
+    origin: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def prefix(self) -> str:
+        """The start of an error about it: its path."""
+        return f"{self.path}: " if self.path else ""
+
+
+def choose_architecture(checkpoint: Checkpoint) -> str:
+    """Hugging Face's class without the model's name."""
+    if checkpoint.architecture is not None:
+        return checkpoint.architecture
+    parts = {name.split("/")[0] for name in checkpoint.tensors}
+    return next(architecture for heads, architecture in _BY_HEADS if heads <= parts)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OpenFile:
+    """An open file: first the shapes, which are checked before any array is read.
+
+    file: its name in errors; the folder of several files, the prefix of TensorFlow's
+    """
+
+    file: pathlib.Path
+    shapes: dict[str, tuple[int, ...]]
+    get: Callable[[str], np.ndarray]
+    architecture: str | None = None
+    labels: tuple[str, ...] | None = None
+    problem_type: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Names:
+    """The reversible name table of one model_type.
+
+    model_type: one of MODEL_TYPES
+    model_class: the start of the names of Hugging Face's classes: DistilBert in DistilBertForMaskedLM
+    table: our name (a variable, or a layer with several) -> the file's name
+    parts: kernel, bias, gamma and beta -> the suffix of the file's name
+    layouts: our variable -> layout, if the layout differs
+    current: a file's spelling of a name -> the table's, or None for a name that is not a weight
+    duplicates: second names in the file -> our variable; both tensors must be equal
+    head_keeps: head -> config field -> the value that the format's own head always uses; other values have no rows
+    classes: Hugging Face's classes, as in `Checkpoint.architecture`, that compute the same numbers -> parts that each may lack
+    padding: for models that count positions from the padding id: tokens that may have that id, `position_offset` - 1
+    """
+
+    model_type: str
+    table: dict[str, str]
+    parts: dict[str, str]
+    layouts: dict[str, str]
+    current: Callable[[str], str | None]
+    duplicates: dict[str, str] = dataclasses.field(default_factory=dict)
+    head_keeps: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    classes: dict[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+    model_class: str = "Bert"
+    padding: tuple[str, ...] = ()
+
+    def rows(self, config: BertConfig) -> list[Row]:
+        """The table for this config: one row for each variable that the format can hold."""
+        found = []
+        for ours, shape in (variable_shapes(config) | head_shapes(config)).items():
+            kept = self.head_keeps.get(ours.split("/")[0], {})
+            if any(getattr(config, field) != value for field, value in kept.items()):
+                continue
+            block = re.match(r"block_(\d+)/", ours)
+            number = block.group(1) if block else ""
+            pattern = ours.replace(f"block_{number}/", "block_{i}/", 1) if block else ours
+            stem, _, part = pattern.rpartition("/")
+            if pattern in self.table:
+                theirs = self.table[pattern]
+            elif stem in self.table:
+                theirs = self.table[stem] + self.parts[part]
+            else:
+                continue
+            layout = self.layouts.get(pattern, SAME)
+            found.append(Row(ours=ours, theirs=theirs.replace("{i}", number), shape=shape, layout=layout))
+        return found
+
+    def readable_rows(self, config: BertConfig) -> dict[str, Row]:
+        """The file's name -> row, duplicates included."""
+        rows = {row.theirs: row for row in self.rows(config)}
+        ours = {row.ours: row for row in rows.values()}
+        return rows | {
+            theirs: dataclasses.replace(ours[name], theirs=theirs, layout=SAME)
+            for theirs, name in self.duplicates.items()
+            if name in ours
+        }
+
+    def holds(self, checkpoint: Checkpoint) -> bool:
+        """True if a model of this model_type computes the same numbers from all weights that matter."""
+        config, tokens = checkpoint.config, checkpoint.vocabulary.tokens
+        rows, architecture = {row.ours for row in self.rows(config)}, choose_architecture(checkpoint)
+        lacking = {name.split("/")[0] for name in checkpoint.tensors if name not in rows}
+        if self.padding and tokens:
+            at_padding = tokens[max(0, config.position_offset - 1) : config.position_offset]
+            if not set(at_padding) & set(self.padding):  # none if the id is past the vocabulary
+                return False
+        return (
+            self.model_type in config.model_types()
+            and architecture in self.classes
+            and lacking <= self.classes[architecture]
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Format:
+    """One published checkpoint format.
+
+    names: the tables of each model_type, which may have several for different classes; a checkpoint is written by the first that
+        holds it, else by the last
+    keeps: config field -> the value, or the other field, that the format's own library always uses
+    files: the files that `find` looks for, in words
+    find: a path -> its folder or, for TensorFlow, its prefix; None if there is no checkpoint
+    has_labels: True if the format has a place for the names of labels
+    model_type, architecture: the model_type of a folder, and its class as in `Checkpoint.architecture`
+    load_config, load_tokenizer, open: read the files
+    save: writes a folder: (checkpoint, names, the file's name -> array, folder)
+    """
+
+    name: str
+    names: tuple[Names, ...]
+    keeps: dict[str, Any]
+    files: str
+    find: Callable[[pathlib.Path], pathlib.Path | None]
+    load_config: Callable[[pathlib.Path], BertConfig]
+    load_tokenizer: Callable[[pathlib.Path], Vocabulary]
+    open: Callable[[pathlib.Path, BertConfig], contextlib.AbstractContextManager[OpenFile]]
+    save: Callable[[Checkpoint, Names, dict[str, np.ndarray], pathlib.Path], None]
+    has_labels: bool = False
+    model_type: Callable[[pathlib.Path], str] = lambda root: "bert"
+    architecture: Callable[[pathlib.Path], str | None] = lambda root: None
+
+    def names_in(self, root: pathlib.Path) -> Names:
+        """The table of a folder; `load_config` has checked its model_type."""
+        model_type, architecture = self.model_type(root), self.architecture(root)
+        fitting = [names for names in self.names if names.model_type == model_type]
+        return next((names for names in fitting if architecture in names.classes), fitting[0])
+
+    def names_for(self, checkpoint: Checkpoint) -> Names:
+        """The table for writing a checkpoint."""
+        return next((names for names in self.names if names.holds(checkpoint)), self.names[-1])
+
+
+# The values that google-research/bert always uses: its config file cannot change them. It refuses unknown activations.
+ORIGINAL = {
+    "norm_epsilon": 1e-12,
+    "share_layers": False,
+    "causal": False,
+    "bilstm": False,
+    "position_offset": 0,
+    "pooler_activation": "tanh",
+    "has_types": True,
+    "embedding_width": "hidden_size",
+}
+
+
+def slashed(**more: Any) -> Names:
+    """BERT's table for a format with Keras' names of parts."""
+    parts = {part: f"/{part}" for part in ("kernel", "bias", "gamma", "beta")}
+    return Names(model_type="bert", parts=parts, **more)

@@ -1,0 +1,326 @@
+"""Moves weights: from an open file to our names, from a Checkpoint to a Keras model (`assign`), and back (`collect`)."""
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bert_keras.checkpoints.checkpoint import (
+    HEAD_ARCHITECTURES,
+    HEADS,
+    Checkpoint,
+    Format,
+    Names,
+    OpenFile,
+    Row,
+    numpy_dtype,
+)
+from bert_keras.config import BertConfig
+from bert_keras.errors import BertKerasError, first_names
+from bert_keras.features import POOLED_OUTPUT
+
+_TRAINED = "give a checkpoint that was trained with it."
+# Each head in an error about a checkpoint without it, and the checkpoints that have it.
+_HEAD_WORDS = {
+    "masked_lm": "masked LM head, which predicts the words for [MASK]; give a checkpoint that was pre-trained with it, such as "
+    "bert-base-uncased, or a run of `bert-keras pretrain`: a fine-tuned model or a bare encoder has none.",
+    "next_sentence": f"next sentence head; {_TRAINED}",
+    "classifier": f"classifier; {_TRAINED}",
+    "concat_classifier": f"classifier for concat pooling; {_TRAINED}",
+    "qa_outputs": f"question answering head; {_TRAINED}",
+    "replaced_token": f"replaced token head; {_TRAINED}",
+}
+
+# Keras is not imported here: reading a safetensors file needs neither Keras nor TensorFlow.
+if TYPE_CHECKING:
+    import keras
+
+    from bert_keras.model.encoder import BertEncoder
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """The result of loading: our names, and the file's names for tensors that no row of the table has.
+
+    matched: assigned variables
+    fresh: variables that keep their random initial values, as allowed
+    unused: tensors of the checkpoint without a variable
+    """
+
+    matched: tuple[str, ...]
+    numbers: int
+    fresh: tuple[str, ...]
+    unused: tuple[str, ...]
+    format: str = ""
+
+    def __str__(self) -> str:
+        """Three lines to print."""
+        source = f" from a {self.format} checkpoint" if self.format else ""
+        return (
+            f"loaded: {len(self.matched)} tensors, {self.numbers:,} numbers{source}\n"
+            f"randomly initialized: {first_names(self.fresh)}\n"
+            f"unused: {first_names(self.unused)}"
+        )
+
+
+def assign(
+    checkpoint: Checkpoint,
+    encoder: "BertEncoder",
+    *,
+    fresh: Iterable[str] = (),
+    **heads: "keras.layers.Layer",
+) -> Report:
+    """Assigns a checkpoint's weights to an encoder and heads. Every variable must have a weight.
+
+    fresh: parts that may stay randomly initialized if the checkpoint lacks them: "pooler", "bilstm" or names of heads,
+        which the report lists. The pooler of an encoder that does not compute `pooled_output` may always be missing.
+    heads: masked_lm, next_sentence, classifier, concat_classifier, qa_outputs or replaced_token, loaded beside the encoder
+
+    Raises ValueError for a missing weight, another shape, an int8 kernel or one with LoRA, before anything is assigned.
+    """
+    variables = _variables(encoder, heads)
+    if changed := [name for name, dense in _denses(encoder, heads).items() if dense.lora_enabled]:
+        raise BertKerasError(f"{first_names(changed)} has LoRA; load the weights before enable_lora.")
+    _refuse_quantized(encoder, heads, do="load the weights before quantize")
+    allowed = {*fresh} | (set() if _reads_pooler(encoder) else {"pooler"})
+    missing = [name for name in variables if name not in checkpoint.tensors]
+    fatal = [name for name in missing if name.split("/")[0] not in allowed]
+    refuse_lacking(
+        fatal, checkpoint.tensors, encoder.config, unknown=checkpoint.unknown, named=checkpoint.prefix
+    )
+    matched = [name for name in variables if name in checkpoint.tensors]
+    for name in matched:
+        given, wanted = checkpoint.tensors[name].shape, tuple(variables[name].shape)
+        if given != wanted:
+            raise BertKerasError(
+                f"{checkpoint.prefix}{name} has shape {list(given)} in the checkpoint; the model wants {list(wanted)}."
+            )
+    for name in matched:
+        variables[name].assign(checkpoint.tensors[name].astype(numpy_dtype(variables[name].dtype)))
+    heads_at_random = [head for head in fresh if head in HEADS and head not in heads]
+    return Report(
+        matched=tuple(matched),
+        numbers=sum(math.prod(checkpoint.tensors[name].shape) for name in matched),
+        fresh=(*missing, *heads_at_random),
+        unused=(*(name for name in checkpoint.tensors if name not in variables), *checkpoint.unknown),
+        format=checkpoint.format,
+    )
+
+
+def refuse_lacking(
+    lacking: Sequence[str],
+    tensors: Mapping[str, np.ndarray],
+    config: BertConfig,
+    *,
+    unknown: Sequence[str],
+    named: str,
+) -> None:
+    """Raises BertKerasError if variables have no tensor; `named` is the prefix of the error."""
+    if not lacking:
+        return
+    parts = sorted({name.split("/")[0] for name in lacking})
+    if not unknown and {*parts} <= {*HEADS} - {name.split("/")[0] for name in tensors}:
+        first = "masked_lm" if "masked_lm" in parts else parts[0]
+        raise BertKerasError(f"{named}the checkpoint has no {_HEAD_WORDS[first]}")
+    hint = "; fresh=('pooler',) initializes it randomly" if parts == ["pooler"] else ""
+    layers = {name.split("/")[0] for name in tensors if name.startswith("block_")}
+    if layers and not layers & set(parts) and all(part.startswith("block_") for part in parts):
+        hint = f"; it has {len(layers)} layers, and num_hidden_layers is {config.num_layers}"
+    elif unknown:
+        hint += f"; it has tensors of unknown names: {first_names(unknown, 4)}"
+    raise BertKerasError(f"{named}the checkpoint has no {first_names(lacking)}{hint}.")
+
+
+def collect(config: BertConfig, encoder: "BertEncoder", **heads: "keras.layers.Layer") -> Checkpoint:
+    """The inverse of `assign`: a Checkpoint with the weights of an encoder and heads.
+
+    heads: masked_lm, next_sentence, classifier, concat_classifier, qa_outputs or replaced_token
+
+    Kernels with LoRA are merged. Raises ValueError for int8 kernels, which no format has a place for.
+    """
+    _refuse_quantized(encoder, heads, do="write the checkpoint before quantize, or save the model as .keras")
+    variables = _variables(encoder, heads)
+    tensors = {name: np.asarray(variable).copy() for name, variable in variables.items()}
+    for name, dense in _denses(encoder, heads).items():
+        if dense.lora_enabled:
+            tensors[f"{name}/kernel"] = np.asarray(dense.kernel).astype(numpy_dtype(dense.variable_dtype))
+    known = {type(head).__name__: None for head in heads.values()}
+    architecture = next((HEAD_ARCHITECTURES[name] for name in known if name in HEAD_ARCHITECTURES), None)
+    return Checkpoint(config=config, tensors=tensors, architecture=architecture)
+
+
+def _denses(encoder: "BertEncoder", heads: Mapping[str, "keras.layers.Layer"]) -> dict[str, Any]:
+    """Our name of each Dense layer -> the layer."""
+    from bert_keras.model.layers import denses_in
+
+    named = [(part.name, part) for part in encoder.parts] + [*heads.items()]
+    return {
+        f"{name}/{path}".strip("/"): dense
+        for name, layer in named
+        for path, dense in denses_in(layer).items()
+    }
+
+
+def _refuse_quantized(encoder: "BertEncoder", heads: Mapping[str, "keras.layers.Layer"], *, do: str) -> None:
+    for name, dense in _denses(encoder, heads).items():
+        if dense.quantization_mode is not None:
+            raise BertKerasError(f"{name} is quantized to {dense.quantization_mode}; {do}.")
+
+
+def _reads_pooler(encoder: "BertEncoder") -> bool:
+    return POOLED_OUTPUT in encoder.outputs_wanted
+
+
+def _variables(encoder: "BertEncoder", heads: Mapping[str, "keras.layers.Layer"]) -> dict[str, Any]:
+    """Name -> variable: the path below the encoder, or the head's name and the path below the head. LoRA's are left out."""
+    if unknown := sorted(set(heads) - set(HEADS)):
+        raise BertKerasError(f"unknown head {', '.join(unknown)}; the heads are {', '.join(HEADS)}.")
+    # One part at a time: the parts of a generator may hold variables of another encoder, with that encoder's paths.
+    found = {
+        f"{part.name}/{_below(part, variable.path)}": variable
+        for part in encoder.parts
+        for variable in part.weights
+    }
+    for head, layer in heads.items():
+        found |= {f"{head}/{_below(layer, variable.path)}": variable for variable in layer.weights}
+    return {name: variable for name, variable in found.items() if not variable.name.startswith("lora_")}
+
+
+def _below(layer: "keras.layers.Layer", path: str) -> str:
+    """A variable's path below the layer."""
+    return f"/{path}".rpartition(f"/{layer.name}/")[2]
+
+
+def with_vocab_size(checkpoint: Checkpoint, vocab_size: int) -> Checkpoint:
+    """The checkpoint with rows for more tokens, for a tokenizer with added ones.
+
+    vocab_size: rows of the word embeddings. New rows are drawn as at the start of a pre-training, from the truncated normal
+        distribution of `initializer_range`; a masked-LM head gets new biases of 0. The vocabulary stays: see
+        `with_tokenizer`.
+
+    Raises ValueError for a size under that of the checkpoint.
+    """
+    import keras
+
+    config = checkpoint.config
+    added = vocab_size - config.vocab_size
+    if added < 0:
+        raise BertKerasError(
+            f"{checkpoint.prefix}vocab_size is {vocab_size} and the checkpoint has {config.vocab_size} tokens; rows can "
+            "be added, not removed."
+        )
+    draw = keras.initializers.TruncatedNormal(stddev=config.initializer_range)
+    new = {
+        "embeddings/word_embeddings": np.asarray(draw((added, config.embedding_width), dtype="float32")),
+        "masked_lm/bias": np.zeros(added, "float32"),
+    }
+    tensors = checkpoint.tensors | {
+        name: np.concatenate([checkpoint.tensors[name], rows.astype(checkpoint.tensors[name].dtype)])
+        for name, rows in new.items()
+        if name in checkpoint.tensors
+    }
+    return dataclasses.replace(
+        checkpoint, config=dataclasses.replace(config, vocab_size=vocab_size), tensors=tensors
+    )
+
+
+# -----------------------------------------------------------------------------------------------------------
+# From an open file: checks shapes, dtypes, values and tied weights
+
+
+def read_tensors(
+    form: Format, config: BertConfig, source: OpenFile, *, root: pathlib.Path
+) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+    """Our name -> array in our layout, and the file's names that no row of the table has.
+
+    root: the checkpoint's folder or prefix
+
+    Raises BertKerasError for a tensor of another shape or dtype, with NaN or infinite numbers, or for two names of one weight
+    whose values differ.
+    """
+    names = form.names_in(root)
+    known, unknown = _known_rows(names, config, source)
+    tensors: dict[str, np.ndarray] = {}
+    first: dict[str, str] = {}  # our name -> the name in the file that was read first
+    tied = True
+    for raw, row in sorted(known, key=lambda pair: pair[1].theirs in names.duplicates):
+        array = row.to_ours(source.get(raw))
+        if not _is_float(array):
+            raise BertKerasError(
+                f"{raw} in {source.file} is {array.dtype}; wanted float16, bfloat16, float32 or float64."
+            )
+        refuse_not_finite(array, named=f"{raw} in {source.file}")
+        if row.ours in tensors and not np.array_equal(tensors[row.ours], array):
+            if row.theirs not in names.duplicates:
+                raise BertKerasError(
+                    f"{raw} and {first[row.ours]} in {source.file} differ; they are two names of one weight and must be equal."
+                )
+            tied = False
+        tensors.setdefault(row.ours, array)
+        first.setdefault(row.ours, raw)
+    if not any(name.startswith("embeddings/") for name in tensors):
+        raise BertKerasError(
+            f"no tensor in {source.file} has a name of the {form.name} format"
+            f"{_other_model_types(form, names, config, source)}; its tensors are {first_names(source.shapes, 4)}."
+        )
+    if not tied:  # the file's masked-LM head has its own weights; our head shares the embeddings
+        unknown += [raw for raw, row in known if _is_masked_lm(row, names)]
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("masked_lm/")}
+    return tensors, tuple(sorted(unknown))
+
+
+def refuse_not_finite(array: np.ndarray, *, named: str) -> None:
+    """Raises BertKerasError for an array with NaN or infinite numbers; `named` is the prefix of the error."""
+    if (wrong := array.size - np.count_nonzero(np.isfinite(array))) > 0:
+        raise BertKerasError(
+            f"{named} has {wrong:,} numbers that are NaN or infinite, of {array.size:,}; wanted finite weights: "
+            "bring another copy, or train the model again."
+        )
+
+
+def _known_rows(
+    names: Names, config: BertConfig, source: OpenFile
+) -> tuple[list[tuple[str, Row]], list[str]]:
+    """The file's names with their rows, and those without a row. Raises BertKerasError for another shape."""
+    rows = names.readable_rows(config)
+    known: list[tuple[str, Row]] = []
+    unknown = []
+    for raw, shape in source.shapes.items():
+        name = names.current(raw)
+        if name is None:
+            continue
+        if name not in rows:
+            unknown.append(raw)
+            continue
+        wanted = rows[name].their_shape(config)
+        if len(shape) != len(wanted) or any(w not in (0, s) for s, w in zip(shape, wanted, strict=True)):
+            raise BertKerasError(
+                f"{raw} in {source.file} has shape {list(shape)}; the config wants {list(wanted)}: "
+                "weights and config belong to different models; bring both of one model."
+            )
+        known.append((raw, rows[name]))
+    return known, unknown
+
+
+def _is_masked_lm(row: Row, names: Names) -> bool:
+    return row.ours.startswith("masked_lm/") or row.theirs in names.duplicates
+
+
+def _other_model_types(form: Format, names: Names, config: BertConfig, source: OpenFile) -> str:
+    """The other model_types with the embedding names of the file, for an error."""
+    fitting = {
+        repr(other.model_type): None
+        for other in form.names
+        if {row.theirs for row in other.rows(config) if row.ours.startswith("embeddings/")}
+        & {other.current(raw) for raw in source.shapes}
+    }
+    if not fitting:
+        return ""
+    return f" and model_type {names.model_type!r}; its names are those of {' or '.join(fitting)}: correct its config"
+
+
+def _is_float(array: np.ndarray) -> bool:
+    return array.dtype.kind == "f" or array.dtype.name == "bfloat16"

@@ -1,0 +1,67 @@
+"""The format of each kind of file and folder that this package writes: its number, and the version of the writing package.
+
+Writers add `stamp`; readers call `check_format` or `unstamped`. A change that these readers cannot read needs a new number.
+"""
+
+import pathlib
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any
+
+from bert_keras.errors import BertKerasError
+from bert_keras.io.json_files import read_object
+
+RUN, STRING_MODEL, SAVED_MODEL, INSTANCES, VECTORS, STUDY = (
+    "run",  # task.json and checkpoints/settings.json
+    "string model",  # a `.keras` file
+    "SavedModel",  # the manifest of an export, and of each module of a Hub pair
+    "folder of instances",
+    "cache of vectors",
+    "study",  # ablations, grids, probes
+)
+# Artifact -> the format_version that this version of the package writes and reads.
+VERSIONS = dict.fromkeys((RUN, STRING_MODEL, SAVED_MODEL, INSTANCES, VECTORS, STUDY), 1)
+MANIFEST = "assets.extra/manifest.json"  # in a SavedModel; TensorFlow's loader ignores this folder
+FORMAT_VERSION, WRITTEN_BY = "format_version", "written_by"
+
+
+def version_of(package: str) -> str:
+    """The version of an installed package, else "(sources)"."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # run from its sources
+        return "(sources)"
+
+
+def stamp(artifact: str) -> dict[str, Any]:
+    """The fields that a writer adds to the JSON of an artifact, a key of VERSIONS."""
+    return {FORMAT_VERSION: VERSIONS[artifact], WRITTEN_BY: f"bert-keras {version_of('bert-keras')}"}
+
+
+def check_format(artifact: str, found: Mapping[str, Any], *, where: object) -> None:
+    """Raises BertKerasError unless the JSON of an artifact has the format that this version reads.
+
+    where: the file, for the error
+    """
+    version, wanted = found.get(FORMAT_VERSION), VERSIONS[artifact]
+    if version == wanted and not isinstance(version, bool):
+        return
+    by = found.get(WRITTEN_BY)
+    writer = f", written by {by[:80]}" if isinstance(by, str) else ""
+    named = "no format_version" if version is None else f"format_version {version!r:.80}"
+    raise BertKerasError(
+        f"{where}: this {artifact} has {named}{writer}, and bert-keras {version_of('bert-keras')} reads format_version {wanted}; "
+        "read it with the version that wrote it, or write it again."
+    )
+
+
+def check_saved_model(folder: pathlib.Path) -> None:
+    """Raises as `check_format` for a SavedModel with a manifest of ours; those of other programs have none."""
+    if (file := folder / MANIFEST).is_file():
+        check_format(SAVED_MODEL, read_object(file), where=file)
+
+
+def unstamped(artifact: str, found: Mapping[str, Any], *, where: object) -> dict[str, Any]:
+    """The other fields of an artifact's JSON. Raises as `check_format`."""
+    check_format(artifact, found, where=where)
+    return {name: value for name, value in found.items() if name not in (FORMAT_VERSION, WRITTEN_BY)}

@@ -1,0 +1,363 @@
+"""RoBERTa's tokenizer in graph: byte-level BPE.
+
+In: a vocabulary and its merges, then string [B], raw text. Out: ragged int32 [B, (T)], ids and, on request, the start and end of
+each token in bytes of the given strings. It uses TensorFlow's own ops alone.
+
+The ids and offsets are those of the tokenizers library for RoBERTa: a ByteLevel pre-tokenizer that adds no space before the
+text, and BPE without dropout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from bert_keras.errors import BertKerasError
+from bert_keras.io.json_files import shortened
+from bert_keras.text.ragged_ops import masked, masked_rows, repeats, row_numbers
+from bert_keras.text.tokenizer import ROBERTA_PAIR, GraphTokenizer, SpecialTokens
+from bert_keras.text.vocabulary import Vocabulary
+from bert_keras.text.words import WHITE_SPACE, Words, WordSplitter, byte_alphabet
+
+# RoBERTa's names of the special tokens.
+BPE_TOKENS = {"padding": "<pad>", "unknown": "<unk>", "start": "<s>", "end": "</s>", "mask": "<mask>"}
+_BUCKETS = 2**63 - 1  # of the hash of a word
+
+
+class ByteBPE(GraphTokenizer):
+    """RoBERTa's tokenizer: splits text into words with the spaces before them, and merges the bytes of each word.
+
+    vocabulary: the tokens in the order of their ids, with a printable character for each byte ("Ġ" for the space), as in a
+        vocab.json
+    merges: the pairs to merge in the order of learning, as in a merges.txt: "Ġ t"
+
+    special_tokens_in_text: True reads a literal "<mask>" (also <s>, </s>, <pad>, <unk>) as that token, and drops the white space
+        before a "<mask>". False splits it as other text, so that a text cannot inject a separator.
+
+    Text has no normal form: case, accents and spaces stay. No text has an unknown token.
+    Raises ValueError for a vocabulary that lacks a special token or a byte, and for merges whose tokens it lacks.
+    Source: Radford et al. 2019 (GPT-2), sec. 2.2; Liu et al. 2019 (RoBERTa), sec. 4.4.
+    """
+
+    pair = ROBERTA_PAIR
+    before_mask = rf"[{WHITE_SPACE}]+$"
+
+    def __init__(
+        self, vocabulary: Sequence[str], merges: Sequence[str], *, special_tokens_in_text: bool = False
+    ):
+        ids = checked_ids(vocabulary, source="vocabulary")
+        pairs, joined = _checked_merges(merges, ids, source="merges")
+        special = SpecialTokens(**{name: ids[token] for name, token in BPE_TOKENS.items()})
+        super().__init__(vocabulary, special=special, lower_case=False)
+        self.special_tokens_in_text = special_tokens_in_text
+        fixed = tuple(merges)
+        self._merge_lines = lambda: fixed
+        alphabet = byte_alphabet()
+        self._bytes = {character: byte for byte, character in enumerate(alphabet)}
+        byte_ids = np.array([ids[character] for character in alphabet], "int32")
+        texts = [self._bytes_of(token) for token in vocabulary]
+        self._split = WordSplitter(tuple(BPE_TOKENS.values()) if special_tokens_in_text else ())
+        self._merge = Merges(pairs, joined, lengths=np.array([*map(len, texts)]), byte_ids=byte_ids)
+        self._real = np.unique(np.concatenate([byte_ids, joined]))
+        with tf.device("CPU"):
+            self._leading = tf.constant([len(text) - len(text.lstrip(b" ")) for text in texts])
+            self._trailing = tf.constant([len(text) - len(text.rstrip(b" ")) for text in texts])
+            self._keys, self._whole, self._whole_ids = self._whole_words(texts)
+
+    @property
+    def merges(self) -> tuple[str, ...]:
+        """The merges in the order of learning."""
+        return self._merge_lines()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the vocabulary, one token per line, a blank line, and the merges, one per line."""
+        lines = (*self.vocabulary, "", *self.merges)
+        return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
+
+    @property
+    def continues(self) -> np.ndarray:
+        """Bool [V], tokens without a space before them (fairseq's gpt2_bpe.py, is_beginning_of_word)."""
+        return np.array([not token.startswith("Ġ") for token in self.vocabulary])
+
+    @property
+    def real(self) -> np.ndarray:
+        """Int32 [R], ids that can occur in text: bytes and the results of merges."""
+        return self._real
+
+    @property
+    def texts(self) -> tuple[bytes, ...]:
+        """The bytes of each token in a text, with the space before a word."""
+        return tuple(map(self._bytes_of, self.vocabulary))
+
+    def to_vocabulary(self) -> Vocabulary:
+        """All that makes the tokenizer, for its files."""
+        return super().to_vocabulary()._replace(merges=self.merges)
+
+    def tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
+        """Ids alone, the fast path. text: string [B], UTF-8 -> ragged int32 [B, (T)]. Invalid bytes are dropped."""
+        codes = self._without_dropped(tf.strings.unicode_decode(text, "UTF-8", errors="ignore"))[0]
+        ids, _, _ = self._tokens(self._split(codes))
+        return ids
+
+    def tokenize_with_offsets(self, text: tf.Tensor) -> tuple[tf.RaggedTensor, ...]:
+        """Ids and offsets. text: string [B] -> three ragged int32 [B, (T)]: ids, start bytes, end bytes (exclusive).
+
+        Offsets count bytes of `text` as given, without the spaces before a word; a token of spaces alone has no bytes, and
+        stands at its end. The tokens of one character all have its bytes.
+        """
+        decoded = tf.strings.unicode_decode_with_offsets(text, "UTF-8", errors="ignore")
+        codes, offsets = self._without_dropped(*decoded)
+        words = self._split(codes)
+        ids, word, places = self._tokens(words)
+        # Bytes of the concatenated valid characters, which the tokens cover without a gap.
+        sizes = tf.add_n([tf.cast(codes.values > last, tf.int32) for last in (-1, 0x7F, 0x7FF, 0xFFFF)])
+        ends = tf.cumsum(sizes)
+        starts = tf.gather(ends - sizes, tf.gather(words.first, word)) + places
+        stops = tf.concat([starts, ends[-1:]], axis=0)[1:]
+        starts = tf.minimum(starts + tf.gather(self._leading, ids.values), stops)
+        stops = tf.maximum(stops - tf.gather(self._trailing, ids.values), starts)
+        # The characters of those bytes, in `text`.
+        row_starts = tf.cast(offsets.values, tf.int32)
+        row_ends = tf.gather(row_starts + sizes, tf.searchsorted(ends, stops - 1, side="right"))
+        row_starts = tf.gather(
+            row_starts, tf.minimum(tf.searchsorted(ends, starts, side="right"), tf.size(ends) - 1)
+        )
+        row_starts = tf.where(starts == stops, row_ends, row_starts)
+        return ids, ids.with_values(row_starts), ids.with_values(row_ends)
+
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            "vocabulary": self.vocabulary,
+            "merges": self.merges,
+            "special_tokens_in_text": self.special_tokens_in_text,
+        }
+
+    def _joined(self, pieces: Sequence[str]) -> str:
+        return b"".join(map(self._bytes_of, pieces)).decode("utf-8", "replace")
+
+    def _bytes_of(self, token: str) -> bytes:
+        """The bytes that a token stands for; a special token stands for its name."""
+        if all(character in self._bytes for character in token):
+            return bytes(self._bytes[character] for character in token)
+        return token.encode()
+
+    def _without_dropped(self, codes: tf.RaggedTensor, *others: tf.RaggedTensor) -> list[tf.RaggedTensor]:
+        """Characters without the white space before a literal mask, if text may hold it. Ragged [B, (C)] each."""
+        if not self.special_tokens_in_text:
+            return [codes, *others]
+        return masked_rows(~self._split.white_before(codes, BPE_TOKENS["mask"]), codes, *others)
+
+    def _whole_words(self, texts: Sequence[bytes]) -> tuple[tf.Tensor, ...]:
+        """The words that the merges make a single token: their hashes in ascending order, the words, and the tokens."""
+        words = tf.constant([texts[i] for i in self._real])
+        tokens, _ = tf.function(self._merge, autograph=False)(words)
+        single = tokens.row_lengths() == 1
+        # The names of the special tokens are words only where text may hold these tokens.
+        names = tf.constant([*BPE_TOKENS.values()])
+        words = tf.concat([masked(words, single), names], axis=0)
+        first = masked(tokens.row_starts(), single)
+        tokens = tf.concat(
+            [tf.gather(tokens.values, first), [getattr(self.special, name) for name in BPE_TOKENS]], axis=0
+        )
+        keys = tf.strings.to_hash_bucket_fast(words, _BUCKETS)
+        order = tf.argsort(keys)
+        return tf.gather(keys, order), tf.gather(words, order), tf.gather(tokens, order)
+
+    def _tokens(self, words: Words) -> tuple[tf.RaggedTensor, tf.Tensor, tf.Tensor]:
+        """Words -> ids, ragged int32 [B, (T)]; and of each token its word and its first byte in the word, int [T] of all rows."""
+        distinct, which = tf.unique(words.text)
+        keys = tf.strings.to_hash_bucket_fast(distinct, _BUCKETS)
+        at = tf.minimum(tf.searchsorted(self._keys, keys), tf.size(self._keys) - 1)
+        whole = tf.gather(self._whole, at) == distinct  # two words may have one hash
+        merged, places = self._merge(masked(distinct, ~whole))
+        known = tf.gather(self._whole_ids, masked(at, whole))
+        # The tokens of the distinct words: first the merged words', then the whole words.
+        values = tf.concat([merged.values, known], axis=0)
+        places = tf.pad(places.values, [[0, tf.size(known)]])
+        before = tf.cumsum(tf.cast(~whole, tf.int64), exclusive=True)  # merged words before each word
+        splits = merged.row_splits
+        first = tf.where(
+            whole, splits[-1] + tf.range(tf.size(before, tf.int64)) - before, tf.gather(splits, before)
+        )
+        lengths = tf.where(whole, np.int64(1), tf.gather(tf.pad(merged.row_lengths(), [[0, 1]]), before))
+        first, lengths = tf.gather(first, which), tf.gather(lengths, which)
+        tokens = tf.ragged.range(first, first + lengths)
+        rows = tf.gather(tokens.row_splits, words.row_splits)
+        ids = tf.RaggedTensor.from_row_splits(tf.gather(values, tokens.values), rows, validate=False)
+        return ids, row_numbers(tokens.row_splits), tf.gather(places, tokens.values)
+
+
+def checked_ids(vocabulary: Sequence[str], *, source: str) -> dict[str, int]:
+    """Token -> id. Raises ValueError for a vocabulary that would silently give wrong ids."""
+    ids: dict[str, int] = {}
+    for id_, token in enumerate(vocabulary):
+        if ids.setdefault(token, id_) != id_:
+            raise BertKerasError(
+                f"{source}: {shortened(token)} has the ids {ids[token]} and {id_}; remove one of the two"
+            )
+    if missing := [token for token in BPE_TOKENS.values() if token not in ids]:
+        raise BertKerasError(
+            f"{source}: {', '.join(missing)} missing; RoBERTa needs {' '.join(BPE_TOKENS.values())}"
+        )
+    if missing := [character for character in byte_alphabet() if character not in ids]:
+        raise BertKerasError(
+            f"{source}: no token for {len(missing)} of the 256 bytes, {missing[0]!r} the first; byte-level BPE needs all"
+        )
+    return ids
+
+
+def _checked_merges(
+    merges: Sequence[str], ids: dict[str, int], *, source: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """The ids of each pair, int32 [R, 2], and of the token that it becomes, int32 [R]. Raises ValueError as above."""
+    pairs: dict[tuple[int, int], int] = {}
+    for number, line in enumerate(merges, 1):
+        left, _, right = line.partition(" ")
+        if lacking := [token for token in (left, right, left + right) if token not in ids]:
+            raise BertKerasError(
+                f"{source}, merge {number}: {shortened(lacking[0])} is not in the vocabulary; bring both files of one model"
+            )
+        pair = ids[left], ids[right]
+        if pair in pairs:
+            raise BertKerasError(
+                f"{source}, merge {number}: {shortened(line)} is there twice; remove one of the two"
+            )
+        pairs[pair] = ids[left + right]
+    return np.array([*pairs], "int32").reshape(-1, 2), np.array([*pairs.values()], "int32")
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Byte-pair encoding in graph: merges the bytes of all words of a batch at once
+#
+# The rule (Sennrich et al. 2016, sec. 3.2; openai/gpt-2 encoder.py): of all adjacent pairs of a word, merge the one that is
+# first in the list of merges, the leftmost of several, until no pair is in the list. One step of our loop merges in every word
+# all pairs that are first, left to right. This gives the same tokens if the merges are in the order of learning: a pair with a
+# new token comes later in the list than the merge that makes the token. Else a step merges only the leftmost.
+#
+# A word may be as long as a text, so it is cut into blocks of at least twice the longest token. A pair is merged if it is first
+# in its block and in the blocks beside it. A merge farther away changes nothing here: it could reach the pair only by a token
+# that is longer than any in the vocabulary.
+
+_NEVER = np.iinfo("int32").max  # the rank of a pair that is not in the list
+
+
+class Merges(tf.Module):
+    """The merges of a vocabulary.
+
+    pairs: int [R, 2], the tokens that each merge joins, in the order of the list; no pair twice
+    joined: int [R], the tokens that they become
+    lengths: int [V], the bytes of each token
+    byte_ids: int [256], the token of each byte
+    """
+
+    def __init__(
+        self, pairs: np.ndarray, joined: np.ndarray, *, lengths: np.ndarray, byte_ids: np.ndarray
+    ) -> None:
+        super().__init__()
+        # The token between words, which no pair has.
+        self._gap = len(lengths)
+        self._in_order = _in_order(pairs, joined, len(lengths))
+        longest = int(np.max(lengths[joined], initial=1))
+        self._block = 2 * longest if self._in_order else np.iinfo("int32").max
+        keys = pairs[:, 0].astype("int64") * (self._gap + 1) + pairs[:, 1]
+        ranks = np.argsort(keys).astype("int32")
+        with tf.device("CPU"):
+            # The last key is larger than any pair's.
+            self._keys = tf.constant(np.append(keys[ranks], np.iinfo("int64").max))
+            self._ranks = tf.constant(np.append(ranks, _NEVER), tf.int32)
+            self._joined = tf.constant(np.append(joined, 0), tf.int32)
+            self._byte_ids = tf.constant(byte_ids, tf.int32)
+
+    def __call__(self, words: tf.Tensor) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
+        """words: string [W], none empty -> ragged int32 [W, (T)], ids and the first byte of each token in its word."""
+        lengths = tf.strings.length(words)
+        # A gap stands before each word.
+        word = repeats(lengths + 1)
+        gaps = tf.cumsum(lengths + 1, exclusive=True)
+        places = tf.range(tf.size(word)) - tf.gather(gaps, word)  # 0 for a gap, else the byte's number from 1
+        text = tf.cast(tf.io.decode_raw(tf.strings.reduce_join(words), tf.uint8), tf.int32)
+        ids = tf.tensor_scatter_nd_update(
+            tf.fill([tf.size(word)], self._gap), tf.where(places > 0), tf.gather(self._byte_ids, text)
+        )
+        ids, kept = self._merged(ids, word, places)
+        real = tf.where(ids != self._gap)[:, 0]
+        ids, kept = tf.gather(ids, real), tf.gather(kept, real)
+        row = tf.cast(tf.gather(word, kept), tf.int64)
+        rows = tf.RaggedTensor.from_value_rowids(ids, row, nrows=tf.size(words, tf.int64), validate=False)
+        return rows, rows.with_values(tf.gather(places, kept) - 1)
+
+    def _merged(self, ids: tf.Tensor, word: tf.Tensor, places: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Tokens int32 [N] -> the tokens after all merges, and the index of the first of the given tokens in each."""
+        opens = places % self._block == 0
+        blocks = tf.cumsum(tf.cast(opens, tf.int32)) - 1
+        words = masked(word, opens)  # the word of each block
+        same = tf.cast(words[1:] == words[:-1], tf.int32)
+        block = tf.range(tf.size(words))
+        beside = (
+            block - tf.pad(same, [[1, 0]])[: tf.size(words)],
+            block + tf.pad(same, [[0, 1]])[: tf.size(words)],
+        )
+
+        def step(ids: tf.Tensor, kept: tf.Tensor, unfinished: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            ranks = self._ranks_of(ids)
+            block = tf.gather(blocks, kept[:-1])
+            least = tf.math.unsorted_segment_min(ranks, block, tf.size(words))
+            least = tf.minimum(least, tf.minimum(tf.gather(least, beside[0]), tf.gather(least, beside[1])))
+            first = tf.where((ranks == tf.gather(least, block)) & (ranks != _NEVER))[:, 0]
+            chosen = self._without_overlap(first, ranks) if self._in_order else _leftmost(first, block)
+            joined = tf.gather(self._joined, tf.gather(ranks, chosen))
+            ids = tf.tensor_scatter_nd_update(ids, chosen[:, tf.newaxis], joined)
+            stays = tf.tensor_scatter_nd_update(
+                tf.ones_like(ids, tf.bool), chosen[:, tf.newaxis] + 1, tf.zeros_like(chosen, tf.bool)
+            )
+            left = tf.where(stays)[:, 0]
+            return tf.gather(ids, left), tf.gather(kept, left), tf.size(chosen) > 0
+
+        return tf.while_loop(
+            lambda ids, kept, unfinished: unfinished,
+            step,
+            (ids, tf.range(tf.size(ids)), tf.size(ids) > 0),
+            shape_invariants=(tf.TensorShape([None]), tf.TensorShape([None]), tf.TensorShape([])),
+        )[:2]
+
+    def _ranks_of(self, ids: tf.Tensor) -> tf.Tensor:
+        """Tokens int32 [N] -> int32 [N - 1], the rank of each pair of neighbours."""
+        ids = tf.cast(ids, tf.int64)
+        keys = ids[:-1] * (self._gap + 1) + ids[1:]
+        at = tf.searchsorted(self._keys, keys)
+        return tf.where(tf.gather(self._keys, at) == keys, tf.gather(self._ranks, at), _NEVER)
+
+    def _without_overlap(self, pairs: tf.Tensor, ranks: tf.Tensor) -> tf.Tensor:
+        """The pairs to merge, of the pairs that are first: every second of pairs that overlap, from the left."""
+        before = tf.gather(ranks, tf.maximum(pairs - 1, 0))
+        overlaps = (before == tf.gather(ranks, pairs)) & (pairs > 0)
+
+        def thinned() -> tf.Tensor:
+            follows = overlaps & (pairs == tf.concat([[-1], pairs[:-1] + 1], axis=0))
+            run = tf.cumsum(tf.cast(~follows, tf.int32)) - 1
+            head = masked(pairs, ~follows)
+            # The pair before waits for a merge in a block farther to the left.
+            waits = masked(overlaps, ~follows)
+            odd = (pairs - tf.gather(head, run)) % 2 == 1
+            return masked(pairs, ~odd & ~tf.gather(waits, run))
+
+        return tf.cond(tf.reduce_any(overlaps), thinned, lambda: pairs)
+
+
+def _leftmost(pairs: tf.Tensor, block: tf.Tensor) -> tf.Tensor:
+    """The first pair of each block."""
+    blocks = tf.gather(block, pairs)
+    return masked(pairs, tf.concat([[True], blocks[1:] != blocks[:-1]], axis=0)[: tf.size(pairs)])
+
+
+def _in_order(pairs: np.ndarray, joined: np.ndarray, size: int) -> bool:
+    """True if every merge comes after all merges that make its tokens."""
+    rank = np.arange(len(pairs))
+    last = np.full(size, -1)
+    last[joined] = rank  # of equal indices, NumPy keeps the last
+    return bool(np.all(last[pairs] < rank[:, np.newaxis]))

@@ -1,0 +1,341 @@
+"""Computes the vectors of a frozen encoder's layers.
+
+    raw examples -> Words, Pieces or Rows -> windows and positions -> Extractor -> [N, K, H] for each example
+
+An example has N units (words, tokens, or the tokens of one row), each with the vectors of K layers.
+
+Source: Devlin et al. 2019, sec. 5.3.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from bert_keras import checkpoints
+from bert_keras.checkpoints.checkpoint import variable_shapes
+from bert_keras.config import BertConfig
+from bert_keras.errors import BertKerasError
+from bert_keras.features import (
+    EMBEDDING_OUTPUT,
+    ENCODER_INPUTS,
+    ENCODER_OUTPUTS,
+    EXAMPLE_INDEX,
+    INPUT_MASK,
+    MAX_CONTEXT,
+    WORD_INDEX,
+)
+from bert_keras.io.json_files import shortened
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.model.feature_bilstm import OUTPUTS, VECTORS
+from bert_keras.model.kernels import packed_weights
+from bert_keras.tasks.options import WindowOptions
+from bert_keras.tasks.task import Features, Raw, check_stride, model_inputs
+from bert_keras.tasks.training.fingerprint import digest_of_tensors
+from bert_keras.tasks.training.task_model import NEW_PARTS, check_sizes
+from bert_keras.text.preprocessing import Preprocessor
+from bert_keras.text.words import TEXT, find_words, take_text
+
+DTYPES = ("float16", "float32")
+FEATURES = "features"  # the column of a row: int32 [3, N], ids, mask and types of its N tokens
+Example = Mapping[str, bytes]
+
+
+class Batch(NamedTuple):
+    """Examples as the encoder reads them.
+
+    inputs: the encoder's inputs [W, S]
+    marked: bool [W, S], True at the positions of units
+    slots: for each marked position, in order, the index of its unit among all units of the batch
+    splits: [B + 1], where the units of each example begin and end
+    listed: further arrays by name, with a value for each unit
+    """
+
+    inputs: Mapping[str, np.ndarray]
+    marked: np.ndarray
+    slots: np.ndarray
+    splits: np.ndarray
+    listed: Mapping[str, np.ndarray]
+
+
+class Units:
+    """The units of an example that have a vector.
+
+    level: the name in the fingerprint
+    names: the arrays of `Batch.listed`
+    dtype_name: the setting of the vectors' dtype, for errors
+    """
+
+    level: str
+    names: tuple[str, ...] = ()
+    dtype_name = "dtype"
+
+    def read(self, raw: Sequence[Example]) -> Batch:
+        """Makes a batch of examples."""
+        raise NotImplementedError
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Everything that decides the units of a text."""
+        return {}
+
+
+class TextUnits(Units):
+    """Units of texts, which are read in windows that overlap. A unit has its vector from the window with the most context.
+
+    mark: the feature of the positions of units, where it is at least `least`
+    """
+
+    mark: str
+    least: int
+
+    def __init__(self, preprocess: Preprocessor, *, doc_stride: int = WindowOptions.doc_stride) -> None:
+        self.preprocess, self.doc_stride = preprocess, doc_stride
+        self._traced = tf.function(self.windows, autograph=False)
+
+    def windows(self, raw: Raw) -> tuple[Features, dict[str, tf.RaggedTensor]]:
+        """Raw [B] -> windows [W, S], and the starts, ends and ids of all units: ragged int32 [B, (N)] by name."""
+        raise NotImplementedError
+
+    def slots(self, features: Mapping[str, np.ndarray], splits: np.ndarray) -> np.ndarray:
+        """`Batch.slots`."""
+        raise NotImplementedError
+
+    def read(self, raw: Sequence[Example]) -> Batch:
+        batch = {name: tf.constant([one[name] for one in raw]) for name in raw[0]}
+        strings = tf.TensorSpec([None], tf.string)  # of any number of texts: one trace for all
+        features, listed = self._traced.get_concrete_function(dict.fromkeys(batch, strings))(batch)
+        splits = listed["starts"].row_splits.numpy()
+        found = {name: value.numpy() for name, value in features.items()}
+        return Batch(
+            inputs={name: found[name] for name in model_inputs(features)},
+            marked=found[self.mark] >= self.least,
+            slots=self.slots(found, splits),
+            splits=splits,
+            listed={name: value.values.numpy() for name, value in listed.items()},
+        )
+
+    def fingerprint(self) -> dict[str, Any]:
+        tokenizer = self.preprocess.tokenizer
+        return {
+            "vocabulary": tokenizer.digest,
+            "lower_case": tokenizer.lower_case,
+            "seq_length": self.preprocess.seq_length,
+            "doc_stride": self.doc_stride,
+        }
+
+
+class Words(TextUnits):
+    """A word gets the vector of its first token; a word without a token gets zeros."""
+
+    level, names, mark, least = "word", ("starts", "ends"), WORD_INDEX, 0
+
+    def windows(self, raw: Raw) -> tuple[Features, dict[str, tf.RaggedTensor]]:
+        starts, ends = find_words(raw)
+        features = self.preprocess.words(take_text(raw), starts, doc_stride=self.doc_stride)
+        return features, {"starts": starts, "ends": ends}
+
+    def slots(self, features: Mapping[str, np.ndarray], splits: np.ndarray) -> np.ndarray:
+        index = features[WORD_INDEX]
+        windows, positions = np.nonzero(index >= 0)
+        return splits[features[EXAMPLE_INDEX][windows]] + index[windows, positions]
+
+
+class Pieces(TextUnits):
+    """Every token."""
+
+    level, names, mark, least = "piece", ("starts", "ends", "ids"), MAX_CONTEXT, 1
+
+    def windows(self, raw: Raw) -> tuple[Features, dict[str, tf.RaggedTensor]]:
+        ids, starts, ends = self.preprocess.tokenizer.tokenize_with_offsets(raw[TEXT])
+        features = self.preprocess.windows(raw[TEXT], doc_stride=self.doc_stride)
+        return features, {"starts": starts, "ends": ends, "ids": ids}
+
+    def slots(self, features: Mapping[str, np.ndarray], splits: np.ndarray) -> np.ndarray:
+        return np.arange(np.sum(features[MAX_CONTEXT]))  # each token once, in the order of the text
+
+
+TEXT_UNITS: Mapping[str, type[TextUnits]] = {units.level: units for units in (Words, Pieces)}
+
+
+def text_units(
+    level: str, source: checkpoints.Checkpoint, *, seq_length: int, doc_stride: int = WindowOptions.doc_stride
+) -> TextUnits:
+    """Words or Pieces for a checkpoint.
+
+    level: a key of TEXT_UNITS
+    seq_length, doc_stride: in tokens, of windows
+
+    Raises BertKerasError for a length or a stride that does not fit the encoder.
+    """
+    tokenizer = checkpoints.tokenizer_of(source)
+    check_sizes(source.config, vocab_size=tokenizer.vocab_size, seq_length=seq_length)
+    preprocess = Preprocessor(tokenizer, seq_length=seq_length, pad_to_longest=True)
+    units = TEXT_UNITS[level](preprocess, doc_stride=doc_stride)
+    check_stride(units, tokenizer, seq_length=seq_length)
+    return units
+
+
+class Rows(Units):
+    """Every token of a row, which is what an encoder reads at once: a text, a pair, a window. The row is in FEATURES."""
+
+    level, dtype_name = "row", "feature_dtype"
+
+    def read(self, raw: Sequence[Example]) -> Batch:
+        rows = [np.frombuffer(one[FEATURES], np.int32).reshape(len(ENCODER_INPUTS), -1) for one in raw]
+        sizes = np.array([row.shape[1] for row in rows])
+        padded = np.stack([np.pad(row, ((0, 0), (0, sizes.max() - row.shape[1]))) for row in rows])
+        return Batch(
+            inputs=dict(zip(ENCODER_INPUTS, padded.transpose(1, 0, 2), strict=True)),
+            marked=np.arange(sizes.max()) < sizes[:, np.newaxis],
+            slots=np.arange(sizes.sum()),
+            splits=np.concatenate([[0], np.cumsum(sizes)]),
+            listed={},
+        )
+
+
+def rows_in(features: Mapping[str, np.ndarray]) -> Iterator[bytes]:
+    """The bytes of FEATURES of each row of a batch, int32 [..., S], without its padding."""
+    length = features[INPUT_MASK].shape[-1]
+    parts = np.stack([np.reshape(features[name], (-1, length)) for name in ENCODER_INPUTS], axis=1)
+    mask = parts[:, ENCODER_INPUTS.index(INPUT_MASK)] > 0
+    sizes = np.where(mask.any(axis=1), length - np.argmax(mask[:, ::-1], axis=1), 1)
+    for part, size in zip(parts.astype(np.int32), sizes, strict=True):
+        yield part[:, :size].tobytes()
+
+
+@dataclasses.dataclass(kw_only=True)
+class Extractor:
+    """Computes the vectors of examples with a frozen encoder.
+
+    source: a Checkpoint, whose encoder is made at the first call (without tensors, its weights are random); or an encoder with
+        the outputs OUTPUTS, whose weights must stay as they are from the first call on
+    places: the layers, 0 is the embeddings
+    dtype: of the vectors, one of DTYPES
+    precision: the format in which a checkpoint's encoder computes: one of bert_keras.model.precision.PRECISIONS, or a policy
+    batch_size: examples that are read at once, and windows that the encoder computes at once
+
+    Raises BertKerasError for an unknown dtype.
+    """
+
+    source: checkpoints.Checkpoint | BertEncoder
+    units: Units
+    places: Sequence[int]
+    dtype: str = "float16"
+    precision: Any = "float32"
+    batch_size: int = 8
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise BertKerasError(f"dtype is {self.dtype!r}; give one of {', '.join(DTYPES)}.")
+        self.report: checkpoints.Report | None = None
+        if isinstance(self.source, checkpoints.Checkpoint) and not self.source.tensors:
+            self.source = self._new_encoder()
+
+    @property
+    def config(self) -> BertConfig:
+        """The encoder's."""
+        return self.source.config
+
+    def _new_encoder(self) -> BertEncoder:
+        encoder = BertEncoder(self.config, outputs=OUTPUTS, dtype=self.precision)
+        encoder.unpadded = True  # no vector is that of padding
+        return encoder
+
+    @functools.cached_property
+    def encoder(self) -> BertEncoder:
+        """The encoder, made when it is first read."""
+        if isinstance(self.source, BertEncoder):
+            return self.source
+        encoder = self._new_encoder()
+        self.report = checkpoints.assign(self.source, encoder, fresh=NEW_PARTS)
+        return encoder
+
+    def checkpoint(self) -> checkpoints.Checkpoint:
+        """The encoder's weights. Reading those of a Checkpoint makes no encoder."""
+        if isinstance(self.source, BertEncoder):
+            return checkpoints.collect(self.config, self.source)
+        names, given = variable_shapes(self.config), self.source.tensors
+        tensors = {name: np.asarray(value, np.float32) for name, value in given.items() if name in names}
+        bilstm = any(name.startswith("bilstm/") for name in tensors)  # one that is lacking is not read
+        return checkpoints.Checkpoint(config=dataclasses.replace(self.config, bilstm=bilstm), tensors=tensors)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Everything that decides the vectors, except the examples. No vector reads a pooler or a BiLSTM."""
+        tensors = self.checkpoint().tensors
+        read = {name: value for name, value in tensors.items() if name.split("/")[0] not in NEW_PARTS}
+        encoder_policy = getattr(self.source, "dtype_policy", None)
+        return {
+            "weights": digest_of_tensors(read),
+            "config": self.config.to_dict(),
+            "level": self.units.level,
+            "layers": list(self.places),
+            "dtype": self.dtype,
+            "precision": (encoder_policy or keras.dtype_policies.get(self.precision)).name,
+            **self.units.fingerprint(),
+        }
+
+    @functools.cached_property
+    def _vectors(self) -> Any:
+        rows, encoder = tf.TensorSpec([None, None], tf.int32), self.encoder  # made outside of the graph
+        return tf.function(
+            functools.partial(self._vectors_at, encoder),
+            input_signature=[dict.fromkeys(ENCODER_INPUTS, rows), tf.TensorSpec([None, 2], tf.int64)],
+            autograph=False,
+        )
+
+    def _vectors_at(self, encoder: BertEncoder, inputs: Features, positions: tf.Tensor) -> tf.Tensor:
+        """Windows [W, S] and positions int64 [P, 2] -> [P, K, H]. Computes no block above the highest layer."""
+        with packed_weights(encoder):
+            outputs = encoder(inputs, training=False)
+        states = [outputs[EMBEDDING_OUTPUT], *outputs[ENCODER_OUTPUTS]]
+        chosen = [tf.gather_nd(states[place], positions) for place in self.places]
+        return tf.cast(tf.stack(chosen, axis=1), self.dtype)
+
+    def __call__(self, raw: Sequence[Example]) -> Iterator[dict[str, Any]]:
+        """Yields for each raw example, in order, "vectors" [N, K, H] and the arrays [N] of `units.names`.
+
+        Raises BertKerasError if a vector is infinite or NaN; in float16, numbers above 65,504 are infinite.
+        """
+        order = sorted(range(len(raw)), key=lambda i: sum(map(len, raw[i].values())))
+        made: dict[int, dict[str, Any]] = {}
+        for start in range(0, len(order), self.batch_size):
+            rows = order[start : start + self.batch_size]
+            for row, found in zip(rows, self._batch([raw[row] for row in rows]), strict=True):
+                self._check_finite(found[VECTORS], raw[row])
+                made[row] = found
+        return (made[row] for row in range(len(raw)))
+
+    def _check_finite(self, vectors: np.ndarray, raw: Example) -> None:
+        finite = np.isfinite(vectors).all(axis=(0, 2))
+        if not finite.all():
+            texts = (value for name, value in raw.items() if name != FEATURES)
+            text = "".join(
+                f" for {shortened(value.decode('utf-8', 'replace'))}" for value in itertools.islice(texts, 1)
+            )
+            other = f"{self.units.dtype_name} float32 or " if self.dtype == "float16" else ""
+            raise BertKerasError(
+                f"a vector of layer {self.places[finite.argmin()]}{text} is infinite or NaN in {self.dtype}; "
+                f"give {other}another checkpoint."
+            )
+
+    def _batch(self, raw: Sequence[Example]) -> Iterator[dict[str, Any]]:
+        batch = self.units.read(raw)
+        # A text may have any number of windows; groups bound the memory of the forward pass.
+        parts = [
+            self._vectors(
+                {name: value[start : start + self.batch_size] for name, value in batch.inputs.items()},
+                np.argwhere(batch.marked[start : start + self.batch_size]),
+            ).numpy()
+            for start in range(0, len(batch.marked), self.batch_size)
+        ]
+        shape = (batch.splits[-1], len(self.places), self.config.hidden_size)
+        vectors = np.zeros(shape, self.dtype)
+        vectors[batch.slots] = np.concatenate(parts)
+        for first, last in itertools.pairwise(batch.splits):
+            listed = {name: value[first:last] for name, value in batch.listed.items()}
+            yield listed | {VECTORS: vectors[first:last]}

@@ -1,0 +1,287 @@
+"""Raw examples of texts and labels -> batches of features, labels and weights.
+
+In: texts and labels in the forms of text_data.py. Out: what Keras trains on and measures; the weights of classes and of examples
+are in the weights.
+"""
+
+import functools
+import random
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from bert_keras.errors import BertKerasError
+from bert_keras.features import ALL_ROWS, EXAMPLE_INDEX, WorkerRows
+from bert_keras.model.feature_bilstm import bilstm_of
+from bert_keras.optimization.replicas import check_order, chooses_parts, count_workers
+from bert_keras.tasks.batches import count, dataset, featurized
+from bert_keras.tasks.data.columns import class_resolver
+from bert_keras.tasks.devices.strategies import divided, padded_for, rows_for
+from bert_keras.tasks.devices.workers import Workers
+from bert_keras.tasks.strings.text_data import (
+    DATA_SETS,
+    SAMPLE_WEIGHT,
+    check_finite,
+    check_weights,
+    checked_columns,
+    count_batches,
+    count_rows,
+    get_batch_size,
+    has_features,
+    name_texts,
+    raw_batches,
+    raw_columns,
+    split_texts,
+    unpack_validation,
+)
+from bert_keras.tasks.task import Features, Problem, Raw, model_inputs
+from bert_keras.text.preprocessing import Preprocessor
+
+
+def text_batches(
+    problem: Problem,
+    preprocess: Preprocessor,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    batch_size: int | None = None,
+    seed: int | None = None,
+    multiple_of: int = 1,
+    class_weight: Mapping[Any, float] | None = None,
+    worker_rows: WorkerRows = ALL_ROWS,
+) -> tf.data.Dataset:
+    """Batches (features, labels, weights).
+
+    batch_size: examples, or windows of long texts; None means BATCH_SIZE, or a data set's own batches
+    seed: of the order of texts in Python; None keeps it, and a data set always keeps its own
+    multiple_of: rows; rows of weight 0 pad a batch to a multiple of it
+    class_weight: labels, or their ids, as `class_ids` takes them -> factors of the weights
+    worker_rows: the rows of each batch to make; `multiple_of` makes them divisible
+
+    Raises BertKerasError for data that cannot work.
+    """
+    weighted: Any = Weighted(problem, make_class_weights(problem, class_weight))
+    if isinstance(x, tf.data.Dataset):
+        raw = raw_batches(problem, preprocess, x, y, sample_weight, batch_size=batch_size)
+        return featurized(weighted, preprocess, raw, multiple_of=multiple_of, worker_rows=worker_rows)
+    made = dataset(
+        weighted,
+        preprocess,
+        tf.data.Dataset.from_tensor_slices({**raw_columns(problem, preprocess, x, y, sample_weight)}),
+        batch_size=get_batch_size(batch_size),
+        seed=seed,
+        multiple_of=multiple_of,
+        worker_rows=worker_rows,
+    )
+    return _count_known(made)
+
+
+def make_batches(model: Any, given: tuple[Any, Any, Any], **options: Any) -> Any:
+    """Batches of features for Keras; a data set of features stays as it is.
+
+    model: a TextModel
+    given: x, y and sample_weight of `fit` or `evaluate`
+    options: those of `text_batches`
+    """
+    x, y, sample_weight = given
+    if has_features(x):
+        if not isinstance(x, DATA_SETS):
+            raise BertKerasError(
+                "features were given as arrays; give a tf.data.Dataset of (features, labels), or texts."
+            )
+        ignored = {"y": y, "sample_weight": sample_weight, **options, "seed": None}
+        if named := [name for name, value in ignored.items() if value is not None]:
+            raise BertKerasError(
+                f"{named[0]} does not apply to a data set of features; put it into the data set."
+            )
+        return x
+    rows = rows_for(model.distribute_strategy, get_batch_size(options["batch_size"]))
+    preprocess = padded_for(model.distribute_strategy, model.preprocess)
+    return text_batches(model.problem, preprocess, x, y, sample_weight, multiple_of=rows, **options)
+
+
+def make_training_data(
+    model: Any, given: tuple[Any, Any, Any], *, validation_split: float, validation_data: Any, **options: Any
+) -> tuple[Any, Any]:
+    """The batches of `fit`, and x, y and weights of its validation data: given, or split off; None without any.
+
+    Arguments: those of `make_batches` and of `fit`. Warns of texts in Python that are cut.
+    """
+    x = given[0]
+    if validation_split:
+        if validation_data is not None:
+            raise BertKerasError("validation_split and validation_data were given; give one.")
+        given, validation_data = split_texts(model.problem, model.preprocess, *given, validation_split)
+    if not isinstance(x, tf.data.Dataset) and not has_features(x):
+        given = (checked_columns(model.problem, model.preprocess, *given), None, None)
+    data = _divide_batches(model, given, **options)
+    return data, None if validation_data is None else unpack_validation(validation_data)
+
+
+def _divide_batches(model: Any, given: tuple[Any, Any, Any], **options: Any) -> Any:
+    """`make_batches` for `fit`. Of texts, each worker makes its own rows.
+
+    All workers make all rows of a feature-based model, whose vectors are those of all texts, and where a worker has several
+    replicas: Keras would count the batches of each replica as steps. A data set may say what each worker reads of it.
+    """
+    x, strategy = given[0], model.distribute_strategy
+    make = functools.partial(make_batches, model, given, **options)
+    replicas = strategy.num_replicas_in_sync // Workers(strategy).count
+    if has_features(x) or bilstm_of(model.network) is not None or replicas > 1:
+        return make()
+    if isinstance(x, tf.data.Dataset):
+        if chooses_parts(x):
+            return make()
+        if count_workers(strategy) > 1:
+            check_order(x, shuffle=False)
+    return divided(strategy, lambda worker_rows: make(worker_rows=worker_rows))
+
+
+def draw_seed(strategy: tf.distribute.Strategy) -> int:
+    """A seed of the order of texts. All workers take the first one's: each trains on its rows of the same batches."""
+    return Workers(strategy).values(random.randrange(2**31))[0]
+
+
+def count_steps(batches: tf.data.Dataset, epochs: int, steps_per_epoch: int | None) -> int:
+    """The optimizer steps of a `fit`. Raises BertKerasError where they are not known."""
+    known = count_batches(batches)
+    epoch = min(steps_per_epoch or known or 0, known or steps_per_epoch or 0)
+    if not epoch:
+        raise BertKerasError(
+            "the number of steps is not known, which BERT's schedule needs: give steps_per_epoch, apply "
+            "tf.data.experimental.assert_cardinality to the data set, or compile with another optimizer."
+        )
+    if not known:
+        return epoch * epochs
+    # Keras goes on in the data where an epoch ended, and the last epoch of a pass is shorter.
+    passes, rest = divmod(epochs, -(-known // epoch))
+    return passes * known + rest * epoch
+
+
+def _count_known(batches: tf.data.Dataset) -> tf.data.Dataset:
+    """Batches of a known number. Those of windows are counted by tokenizing once more, which is cheap beside the network."""
+    if count_batches(batches) is not None:
+        return batches
+    return batches.apply(tf.data.experimental.assert_cardinality(count(batches)))
+
+
+def one_batch(
+    model: Any, given: tuple[Any, Any, Any], *, class_weight: Mapping[Any, float] | None = None
+) -> tuple[Any, Any, Any]:
+    """(features, labels, weights) of texts in Python, all in one batch. Raises as `text_batches`."""
+    problem, preprocess = model.problem, model.preprocess
+    weighted: Any = Weighted(problem, make_class_weights(problem, class_weight))
+    columns = {**raw_columns(problem, preprocess, *given)}
+    return next(iter(featurized(weighted, preprocess, tf.data.Dataset.from_tensors(columns))))
+
+
+def text_features(problem: Problem, preprocess: Preprocessor, x: Any) -> Features:
+    """The inputs of the network for texts in Python, or for string tensors, all in one batch."""
+    texts = keras.tree.flatten(x)
+    tensors = bool(texts) and all(map(tf.is_tensor, texts))
+    raw = name_texts(x, [*problem.signature()]) if tensors else problem.given(x)
+    return model_inputs(
+        problem.features(preprocess, {name: tf.convert_to_tensor(text) for name, text in raw.items()})
+    )
+
+
+class Evaluation(NamedTuple):
+    """The data of an evaluation.
+
+    batches: (features, labels, weights), for the loss and Keras' metrics
+    examples: the same examples, raw and labelled, for the problem's own measures; None where it has Keras metrics
+    """
+
+    batches: tf.data.Dataset
+    examples: tf.data.Dataset | None
+
+
+def evaluation_data(
+    model: Any, given: tuple[Any, Any, Any], *, batch_size: int | None, steps: int | None = None
+) -> Evaluation:
+    """The data of an evaluation of texts and labels. model, given: as in `make_batches`.
+
+    steps: batches to take, a data set's own or of `batch_size` texts; None takes all
+
+    Raises as `text_batches`, and for weights where the problem has measures of its own, which count every text alike.
+    """
+    x, y, sample_weight = given
+    problem, strategy, size = model.problem, model.distribute_strategy, get_batch_size(batch_size)
+    preprocess, rows = padded_for(strategy, model.preprocess), rows_for(strategy, size)
+    weighted: Any = Weighted(problem, None)
+    if isinstance(x, tf.data.Dataset):
+        raw = raw_batches(problem, preprocess, x, y, sample_weight, batch_size=batch_size)
+        raw = raw.take(count_rows(steps, 1))
+        if steps is None:
+            check_finite(raw)
+        batches, examples = featurized(weighted, preprocess, raw, multiple_of=rows), raw.unbatch()
+    else:
+        columns = raw_columns(problem, preprocess, x, y, sample_weight)
+        taken = {name: column[: None if steps is None else steps * size] for name, column in columns.items()}
+        examples = tf.data.Dataset.from_tensor_slices(taken)
+        batches = _count_known(dataset(weighted, preprocess, examples, batch_size=size, multiple_of=rows))
+    if problem.metrics():
+        return Evaluation(batches, None)
+    if SAMPLE_WEIGHT in examples.element_spec:
+        raise BertKerasError(
+            f"the measures of {problem.name} count every text alike, so sample_weight does not apply to its evaluation or "
+            "validation; leave the weights out (for validation, give validation_data without weights)."
+        )
+    return Evaluation(batches, examples)
+
+
+def make_evaluation(
+    model: Any, given: tuple[Any, Any, Any], *, batch_size: int | None, steps: int | None
+) -> tuple[Any, Callable[[], dict[str, float]] | None, int | None]:
+    """Batches for Keras, the problem's own measures where it has some, and Keras' steps. Arguments as in `evaluation_data`."""
+    if has_features(given[0]):
+        return make_batches(model, given, batch_size=batch_size), None, steps
+    batches, examples = evaluation_data(model, given, batch_size=batch_size, steps=steps)
+
+    def measure() -> dict[str, float]:
+        predictions, raw = model._predict_examples(examples, batch_size=get_batch_size(batch_size))
+        return dict(model.problem.evaluate(predictions, raw))
+
+    return batches, None if examples is None else measure, None
+
+
+class Weighted:
+    """A problem whose weights are multiplied by the weights of the examples and of their classes."""
+
+    def __init__(self, problem: Problem, class_weights: tf.Tensor | None) -> None:
+        self._problem, self._class_weights = problem, class_weights
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._problem, name)
+
+    def labels(self, raw: Raw, features: Features) -> tuple[tf.Tensor, tf.Tensor]:
+        """Labels, and weights float32, with the leading shape of the logits."""
+        labels, weights = self._problem.labels(raw, features)
+        if self._class_weights is not None:
+            weights *= tf.gather(self._class_weights, labels)
+        if SAMPLE_WEIGHT in raw:
+            given = raw[SAMPLE_WEIGHT]
+            given = tf.gather(given, features[EXAMPLE_INDEX]) if self._problem.windowed else given
+            weights *= tf.reshape(given, [-1] + [1] * (len(weights.shape) - 1))
+        return labels, weights
+
+
+def make_class_weights(problem: Problem, given: Mapping[Any, float] | None) -> tf.Tensor | None:
+    """The weight of each class [C], 1 where none is given. Raises BertKerasError where the problem has no classes."""
+    if given is None:
+        return None
+    names = problem.classes
+    if not names:
+        raise BertKerasError(f"class_weight does not apply to {problem.name}; give sample_weight.")
+    resolve = class_resolver(names)
+    check_weights([*given.values()], "class_weight")
+    weights = np.ones(len(names), np.float32)
+    for label, weight in given.items():
+        if (found := resolve(label)) is None:
+            raise BertKerasError(f"class_weight names {label!r}; the labels are {', '.join(names)}.")
+        weights[found] = weight
+    return tf.constant(weights)

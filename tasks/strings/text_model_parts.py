@@ -1,0 +1,188 @@
+"""Parts of a TextModel: checks of the arguments of `compile` and `fit`, the traced prediction, files that `load` reads."""
+
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from bert_keras import checkpoints
+from bert_keras.cli.console import shows_bars
+from bert_keras.errors import BertKerasError, MissingFileError, TakenError
+from bert_keras.io.files import atomic_file
+from bert_keras.io.folders import atomic_folder
+from bert_keras.io.paths import to_path
+from bert_keras.model.feature_bilstm import bilstm_of
+from bert_keras.tasks.batches import predictor
+from bert_keras.tasks.frozen.row_vectors import on_vectors
+from bert_keras.tasks.problems.embedding import Embedding
+from bert_keras.tasks.runs.run_folder import KERAS, TASKS, save_run
+from bert_keras.tasks.task import Task
+from bert_keras.tasks.training.task_model import OPTIMIZER_SETTINGS, frozen_layers, heads_of
+
+
+class NoVocabularyError(BertKerasError, AttributeError):
+    """An AttributeError too, since Keras reads an attribute, where there is one, before it sets it."""
+
+
+def check_callbacks(callbacks: Any) -> None:
+    """Raises BertKerasError for a ModelCheckpoint that would fail at the end of its first epoch."""
+    for callback in keras.tree.flatten(callbacks):
+        whole = isinstance(callback, keras.callbacks.ModelCheckpoint) and not callback.save_weights_only
+        if whole and callback.filepath.endswith(".h5"):
+            raise BertKerasError(
+                f"ModelCheckpoint writes {callback.filepath}, and a TextModel is saved as .keras; give such a name, "
+                "or .weights.h5 with save_weights_only=True."
+            )
+
+
+def check_monitors(callbacks: Any, measure: str) -> None:
+    """Raises BertKerasError for a callback on a measure of ours that Keras cannot tell to be better when it is higher."""
+    for callback in keras.tree.flatten(callbacks):
+        unknown = isinstance(callback, keras.callbacks.EarlyStopping | keras.callbacks.ReduceLROnPlateau)
+        unknown |= isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_best_only
+        if unknown and callback.monitor == f"val_{measure}" and callback.mode == "auto":
+            raise BertKerasError(
+                f"{type(callback).__name__} monitors {callback.monitor}, which Keras cannot tell to be better when it is "
+                "higher; give mode='max'."
+            )
+
+
+def join_metrics(metrics: Any, weighted_metrics: Any) -> list[Any]:
+    """Both lists of metrics as one; a metric in `metrics` replaces one of the same name."""
+    first = keras.tree.flatten(metrics)
+    names = {_get_name(metric) for metric in first if metric is not None}
+    second = [metric for metric in keras.tree.flatten(weighted_metrics) if _get_name(metric) not in names]
+    return [metric for metric in (*first, *second) if metric is not None]
+
+
+def _get_name(metric: Any) -> str:
+    name = metric if isinstance(metric, str) else getattr(metric, "name", getattr(metric, "__name__", ""))
+    return "accuracy" if name == "acc" else name
+
+
+def check_settings(settings: Mapping[str, Any], optimizer: Any) -> None:
+    """Raises BertKerasError for unknown settings, and for settings beside an optimizer."""
+    if unknown := [name for name in settings if name not in OPTIMIZER_SETTINGS]:
+        raise BertKerasError(
+            f"compile() has no setting {unknown[0]!r}; BERT's optimizer has {', '.join(OPTIMIZER_SETTINGS)}."
+        )
+    if settings and optimizer is not None:
+        raise BertKerasError(
+            f"{', '.join(settings)} applies to BERT's own optimizer; give the optimizer its settings, or leave it out."
+        )
+
+
+class TracedPrediction:
+    """The prediction of a TextModel, and the objects that it read: int8 and LoRA replace variables.
+
+    A plain object: Keras would track the variables of a list.
+    """
+
+    def __init__(self, model: Any) -> None:
+        network = model.network if model.vectors is None else on_vectors(model, model.vectors)
+        self._read, self.call = _list_read(model), predictor(model.problem, model.preprocess, network)
+
+    def is_outdated(self, model: Any) -> bool:
+        """True after a change of what the prediction read."""
+        read = _list_read(model)
+        return len(read) != len(self._read) or any(a is not b for a, b in zip(read, self._read, strict=True))
+
+
+def _list_read(model: Any) -> list[Any]:
+    parts = [model.problem, model.preprocess, model.vectors, *model.network.variables]
+    return [*parts, *vars(model.problem).values(), *vars(model.preprocess).values()]
+
+
+def decode_strings(values: np.ndarray) -> np.ndarray:
+    """Byte strings as str."""
+    if values.dtype != object:
+        return values
+    decoded = [text.decode("utf-8", "replace") for text in values.ravel().tolist()]
+    return np.array(decoded, object).reshape(values.shape)
+
+
+def choose_verbosity(verbose: Any) -> Any:
+    """Keras' "auto" with lines in place of a bar where no bar can be drawn: Keras fills logs with control characters."""
+    if verbose != "auto":
+        return verbose
+    return 1 if shows_bars(sys.stdout) or "ipykernel" in sys.modules else 2
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Files
+
+
+def save_model(
+    model: Any,
+    filepath: Any,
+    *,
+    overwrite: bool | None,
+    zipped: bool | None,
+    write: Callable[..., None],
+    **others: Any,
+) -> None:
+    """Writes a `.keras` file, or a run folder for a path without a suffix. Arguments and errors: those of `TextModel.save`.
+
+    write: Keras' own `save` of the model
+    """
+    if others:
+        raise BertKerasError(
+            f"save() has no argument {next(iter(others))!r}; to leave the optimizer's state out, call compile() before it."
+        )
+    path = to_path(filepath)
+    if path.suffix == KERAS:
+        if not path.parent.is_dir():
+            raise MissingFileError(f"there is no folder {path.parent} for {path.name}; make it first.")
+        _write_file(path, overwrite=overwrite is not False, zipped=zipped, write=write)
+        return
+    if path.suffix:
+        raise BertKerasError(f"{path} ends in {path.suffix}; give a name that ends in .keras, or a folder.")
+    if model.problem.kind not in TASKS or "://" in os.fspath(filepath):
+        raise BertKerasError(
+            f"a run of {model.problem.kind} cannot be written to {filepath}; give a .keras file."
+        )
+    bilstm = bilstm_of(model.network)
+    if own := {*heads_of(model.network)} - {*checkpoints.HEADS, bilstm and bilstm.name}:
+        raise BertKerasError(
+            f"the network has layers of its own ({', '.join(sorted(own))}), and a run folder holds only an encoder and the "
+            "head of its problem; give a .keras file, or use export()."
+        )
+    if overwrite and path.is_dir() and any(path.iterdir()):
+        raise TakenError(
+            f"{path} is there already, and overwrite applies only to .keras files; remove the folder first, or give another."
+        )
+    with atomic_folder(path) as new:
+        frozen = frozen_layers(model.network)
+        save_run(new, model.problem, model.preprocess, model.network, frozen=frozen)
+
+
+def _write_file(
+    path: pathlib.Path, *, overwrite: bool, zipped: bool | None, write: Callable[..., None]
+) -> None:
+    if not overwrite and path.exists():
+        raise TakenError(f"{path} is there already; give another name, or overwrite=True.")
+    if zipped is False:  # a folder, which Keras writes in place
+        write(path, overwrite=overwrite, zipped=zipped)
+        return
+    with atomic_file(path) as temporary:
+        written = temporary.with_name(f"{temporary.name}{path.suffix}")  # Keras wants the suffix
+        try:
+            write(written, zipped=zipped)
+            os.replace(written, temporary)
+        finally:
+            written.unlink(missing_ok=True)
+
+
+def load_problem(kept: Mapping[str, Any]) -> Task:
+    """The problem in the config of a `.keras` file. Raises BertKerasError for an unknown kind and for wrong settings."""
+    problems = TASKS | {Embedding.kind: Embedding}
+    if kept["kind"] not in problems:
+        raise BertKerasError(
+            f"the model's problem is of the kind {kept['kind']!r}, which TASKS of "
+            "tasks/runs/run_folder.py does not have; add its class there before you load the model."
+        )
+    return problems[kept["kind"]].from_json(kept["task"])

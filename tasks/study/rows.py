@@ -1,0 +1,440 @@
+"""The rows of the studies: pre-trainings with their scales, approaches to one checkpoint, and the settings of a protocol.
+
+Sources: Devlin et al. 2019, tables 5 to 8, and figure 5 (appendix C.1); Wettig et al. 2023, "Should you mask 15% in masked
+language modeling?"; Liu et al. 2019 (RoBERTa), table 2.
+"""
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from bert_keras.errors import BertKerasError
+from bert_keras.model.layer_choices import LAYERS, check_layers
+from bert_keras.tasks.hparams import FEATURE_RATE, OF_FEATURES, Hparams
+from bert_keras.tasks.options import TAGGING_DEFAULTS, ProtocolOptions
+
+# -----------------------------------------------------------------------------------------------------------
+# Ablations with pre-training
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """One row of a table.
+
+    recipe: a key of RECIPES
+    settings: of its pre-training, besides those of the scale
+    weights: the row whose pre-training it uses; None for its own pre-training
+    share: fine-tuning starts after this fraction of the pre-training's steps
+    finetuned: fields of the encoder's configuration to change for fine-tuning; new layers are randomly initialized
+    """
+
+    name: str
+    recipe: str = "bert"
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    weights: str | None = None
+    share: float = 1.0
+    finetuned: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class Ablation(NamedTuple):
+    """A table of a paper.
+
+    pairs: indices of rows to compare; the better row is first, unless `figures` decide it
+    figures: the paper's measures by task, in the order of the rows
+    measures: the names of the figures' measures, by task; other tasks have the main measure of `finetune`
+    """
+
+    title: str
+    pairs: tuple[tuple[int, int], ...]
+    figures: Mapping[str, tuple[float, ...]] = {}
+    measures: Mapping[str, str] = {}
+
+
+SHARES = (1.0, 0.75, 0.5, 0.25)
+MASKING_RATES = (5, 10, 15, 20, 30, 40, 80)
+ABLATIONS = {
+    "tasks": Ablation(
+        "pre-training tasks (table 5)",
+        ((0, 1), (1, 2), (2, 3)),
+        {
+            "mnli": (84.4, 83.9, 82.1, 82.1),
+            "qnli": (88.4, 84.9, 84.3, 84.1),
+            "mrpc": (86.7, 86.5, 77.5, 75.7),
+            "sst2": (92.7, 92.6, 92.1, 91.6),
+            "squad1.1": (88.5, 87.9, 77.8, 84.9),
+        },
+        {"mrpc": "accuracy"},
+    ),
+    "size": Ablation(
+        "model size (table 6)",
+        tuple((i + 1, i) for i in range(5)),
+        {
+            "mnli": (77.9, 80.6, 81.9, 84.4, 85.7, 86.6),
+            "mrpc": (79.8, 82.2, 84.8, 86.7, 86.9, 87.8),
+            "sst2": (88.4, 90.7, 91.3, 92.9, 93.3, 93.7),
+        },
+        {"mrpc": "accuracy"},
+    ),
+    "masking": Ablation(
+        "masked/kept/replaced tokens in percent (table 8)",
+        tuple((0, i) for i in range(1, 6)),
+        {
+            "mnli": (84.2, 84.3, 84.1, 84.4, 83.7, 83.6),
+            "conll2003": (95.4, 94.9, 95.2, 95.2, 94.8, 94.9),
+            "conll2003-features": (94.9, 94.0, 94.6, 94.7, 94.6, 94.6),
+        },
+    ),
+    # The masked LM is better than left to right at every step, and the second half of its steps improves it.
+    "steps": Ablation(
+        "steps of pre-training (figure 5)", (*((i, i + len(SHARES)) for i in range(len(SHARES))), (0, 2))
+    ),
+    # In a large model, 40 % is better than 15 %, and 80 % keeps 95 % of the performance (the paper's abstract).
+    "masking-rate": Ablation(
+        "masking rate in percent (Wettig et al. 2023)",
+        (
+            (MASKING_RATES.index(40), MASKING_RATES.index(15)),
+            (MASKING_RATES.index(15), MASKING_RATES.index(80)),
+        ),
+    ),
+    # F1 of SQuAD; RACE, the table's fifth column, is left out.
+    "input-format": Ablation(
+        "input format and next-sentence prediction (Liu et al. 2019, table 2)",
+        ((0, 1), (2, 0), (3, 2)),
+        {
+            "squad1.1": (90.4, 88.7, 90.4, 90.6),
+            "squad2.0": (78.7, 76.2, 79.1, 79.7),
+            "mnli": (84.0, 82.9, 84.7, 84.7),
+            "sst2": (92.9, 92.1, 92.5, 92.7),
+        },
+    ),
+}
+
+FEATURES = "-features"  # suffix of a task's name: use the feature-based approach
+FEATURE_LAYERS = "concat_last_four"  # table 8
+BILSTM = {"batch_size": 32, "epochs": 10, "learning_rate": 1e-3}  # of the tagger on features
+
+
+def _sizes(*shapes: tuple[int, int, int]) -> tuple[Row, ...]:
+    """Rows of table 6: layers, width and heads."""
+    names = ("num_layers", "hidden_size", "num_heads", "intermediate_size")
+    return tuple(
+        Row(
+            name=f"{layers} x {width}, {heads} heads",
+            settings=dict(zip(names, (layers, width, heads, 4 * width), strict=True)),
+        )
+        for layers, width, heads in shapes
+    )
+
+
+def _shares(name: str, recipe: str) -> Iterator[Row]:
+    yield Row(name=name, recipe=recipe)
+    for share in SHARES[1:]:
+        yield Row(name=f"{name}, {share:.0%} of the steps", recipe=recipe, weights=name, share=share)
+
+
+def _rates(**settings: Any) -> tuple[Row, ...]:
+    """A row for each of MASKING_RATES. There is no next-sentence prediction, as in the paper."""
+    return tuple(
+        Row(name=f"{rate} %", recipe="bert-no-nsp", settings={"share": rate / 100, **settings})
+        for rate in MASKING_RATES
+    )
+
+
+def _formats(*, pair_batch: int | None = None, **settings: Any) -> tuple[Row, ...]:
+    """The rows of RoBERTa's table 2.
+
+    pair_batch: batch size of SENTENCE-PAIR, whose instances are shorter: the paper keeps the number of tokens in a batch
+    settings: of every row
+    """
+    more = {} if pair_batch is None else {"batch_size": pair_batch}
+    rows = {"strict": False, "short_seq_prob": 0.0}
+    return (
+        Row(name="SEGMENT-PAIR + NSP", settings=settings),
+        Row(name="SENTENCE-PAIR + NSP", settings={"sampler": "sentence_pair", **more, **settings}),
+        Row(
+            name="FULL-SENTENCES",
+            recipe="bert-no-nsp",
+            settings={"sampler": "full_sentences", **rows, **settings},
+        ),
+        Row(
+            name="DOC-SENTENCES", recipe="bert-no-nsp", settings={"sampler": "contiguous", **rows, **settings}
+        ),
+    )
+
+
+_LTR = "LTR and no NSP"
+_ROWS = {
+    "tasks": (
+        Row(name="BERT"),
+        Row(name="no NSP", recipe="bert-no-nsp"),
+        Row(name=_LTR, recipe="ltr-no-nsp"),
+        Row(name=f"{_LTR}, BiLSTM", recipe="ltr-no-nsp", weights=_LTR, finetuned={"bilstm": True}),
+    ),
+    "masking": tuple(
+        Row(
+            name=f"{hide}/{keep}/{replace}",
+            settings={"hide": hide / 100, "keep": keep / 100, "replace": replace / 100},
+        )
+        for hide, keep, replace in (
+            (80, 10, 10),
+            (100, 0, 0),
+            (80, 0, 20),
+            (80, 20, 0),
+            (0, 20, 80),
+            (0, 0, 100),
+        )
+    ),
+    "steps": (*_shares("masked LM", "bert"), *_shares("left to right", "ltr-no-nsp")),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scale:
+    """The size of the ablations.
+
+    pretraining: settings for every row's recipe
+    finetuning, features: fields of Hparams, which override a task's defaults; features only where a task's name has FEATURES
+    options: task options, by task name
+    restarts: seeds for each fine-tuning
+    rows, tasks: by ablation
+    """
+
+    pretraining: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    finetuning: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    features: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    restarts: int
+    rows: Mapping[str, tuple[Row, ...]]
+    tasks: Mapping[str, tuple[str, ...]]
+
+
+SCALES = {
+    # For 2 cores: a row takes at most 25 minutes.
+    "small": Scale(
+        pretraining={
+            "size": "L-4_H-128",
+            "seq_length": 64,
+            "strict": True,  # else nearly all labels are "random" if each sentence fills a chunk
+            "batch_size": 32,
+            "steps": 2000,
+            "learning_rate": 1e-3,
+            # Without bias correction the first updates are several times too large. The paper's warm-up of 10,000 steps
+            # compensates for this, ours of 200 does not: the states of all positions become equal.
+            "bias_correction": True,
+            "warmup_proportion": 0.1,
+            "eval_every": 500,
+            "held_out_instances": 500,
+        },
+        finetuning={"seq_length": 64, "learning_rate": 1e-4, "epochs": 3, "max_examples": 3000},
+        features={"lstm_units": 128, "epochs": 5},
+        # A question may take 24 of the 64 tokens.
+        options={
+            "conll2003": {"context": "sentence"},
+            **dict.fromkeys(("squad1.1", "squad2.0"), {"max_query_length": 24}),
+        },
+        restarts=3,
+        rows=_ROWS
+        | {
+            "size": _sizes((1, 128, 2), (2, 128, 1), (2, 128, 2), (4, 128, 2), (4, 192, 3), (6, 192, 3)),
+            "masking-rate": _rates(),
+            # Pairs of sentences, of 60 tokens on average in Wikipedia's articles, fill 64 positions as other rows do.
+            "input-format": _formats(),
+        },
+        tasks={
+            "tasks": ("sst2", "mrpc"),
+            "size": ("sst2", "mrpc"),
+            "masking": ("sst2", "conll2003", "conll2003-features"),
+            "steps": ("sst2",),
+            "masking-rate": ("sst2", "mrpc"),
+            "input-format": ("sst2", "mrpc"),
+        },
+    ),
+    # As in the paper: BERT base, its recipe and its tasks.
+    "paper": Scale(
+        features={"epochs": 10},
+        restarts=5,
+        rows=_ROWS
+        | {
+            "size": _sizes(
+                (3, 768, 12), (6, 768, 3), (6, 768, 12), (12, 768, 12), (12, 1024, 16), (24, 1024, 16)
+            ),
+            "masking-rate": _rates(size="large"),
+            # All steps at 512 tokens, as in RoBERTa. In Wikipedia's articles, a pair of sentences has 60 tokens on average, and a
+            # pair of segments 450.
+            "input-format": _formats(pair_batch=8 * 256, phases=((512, 1.0),)),
+        },
+        tasks={name: tuple(ablation.figures) or ("mnli",) for name, ablation in ABLATIONS.items()}
+        | {"masking-rate": ("mnli", "squad1.1")},
+    ),
+}
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Ablations of one checkpoint
+
+# Settings that the rows decide, that apply only to some of them, or that take the dev split from the training file.
+NOT_IN_APPROACHES = ("feature_layers", "freeze", "lora_rank", "unfreeze", "layer_decay", "dev_fraction")
+# Settings that rows with layers do not read: they have a rate of their own, and their encoder has no gradient.
+OF_FINE_TUNING = ("learning_rate", "rematerialize")
+FINE_TUNING = "fine-tuning"
+RANDOM = "random-"  # prefix of a row: its weights start at random
+
+
+class Approaches(NamedTuple):
+    """An ablation. tasks: None takes those with data."""
+
+    title: str
+    rows: tuple[str, ...]
+    tasks: tuple[str, ...] | None
+
+
+APPROACHES = {
+    "layers": Approaches(
+        "layers for the feature-based approach (table 7)",
+        (FINE_TUNING, *LAYERS, f"{RANDOM}{FINE_TUNING}", f"{RANDOM}last"),
+        ("conll2003",),
+    ),
+    "approaches": Approaches(
+        "fine-tuning, features and random weights",
+        (FINE_TUNING, "concat_last_four", f"{RANDOM}{FINE_TUNING}"),
+        None,
+    ),
+}
+_APPROACH = re.compile(rf"({RANDOM})?(?:({'|'.join(TAGGING_DEFAULTS)})-)?(.*)")
+
+
+class Approach(NamedTuple):
+    """One way to train a task from a checkpoint.
+
+    random: all weights start at random
+    context: the context of tags; None for that of the task
+    layers: of the frozen encoder; None for fine-tuning
+    """
+
+    name: str
+    random: bool
+    context: str | None
+    layers: str | None
+
+
+def approach_of(name: str) -> Approach:
+    """The approach of a row's name: FINE_TUNING or layers as `--feature-layers` takes them, after RANDOM and "<context>-" or not.
+
+    Raises BertKerasError for other names.
+    """
+    found = _APPROACH.fullmatch(name)
+    assert found is not None
+    random, context, layers = found.groups()
+    if layers != FINE_TUNING:
+        try:
+            check_layers(layers)
+        except BertKerasError:
+            raise BertKerasError(
+                f"unknown row {name!r}; give {FINE_TUNING}, {', '.join(LAYERS)}, or numbers of layers such as 9 or 9,10,11,12; "
+                f"with {RANDOM} before it for random weights, document- or sentence- for the context of tags."
+            ) from None
+    return Approach(name, random is not None, context, None if layers == FINE_TUNING else layers)
+
+
+def check_settings(rows: Sequence[Approach], settings: Mapping[str, Any], options: Collection[str]) -> None:
+    """Raises BertKerasError for settings that do not apply to an ablation, and for those that none of its rows reads.
+
+    settings: fields of Hparams; options: the names of the fields of ApproachOptions that were given
+    """
+    given = [name for name, value in settings.items() if value is not None]
+    refused = [
+        name for name in given if name in NOT_IN_APPROACHES and settings[name] != getattr(Hparams, name)
+    ]
+    if refused:
+        raise BertKerasError(
+            f"{', '.join(refused)} does not apply to an ablation, whose rows name the layers and share all other settings; leave "
+            f"{'it' if len(refused) == 1 else 'them'} out."
+        )
+    unread = set[str]()
+    if all(row.layers is not None for row in rows):
+        reader = f"the row {FINE_TUNING}"
+        unread = {*OF_FINE_TUNING} | ({"epochs"} if "feature_epochs" in options else set())
+    if all(row.layers is None for row in rows):
+        reader = "a row with layers, such as last"
+        unread = {*OF_FEATURES, "feature_learning_rate", "feature_epochs"}
+    if flags := [f"--{name.replace('_', '-')}" for name in (*given, *options) if name in unread]:
+        raise BertKerasError(
+            f"no row of {', '.join(row.name for row in rows)} reads {', '.join(flags)}; leave "
+            f"{'it' if len(flags) == 1 else 'them'} out, or add {reader}."
+        )
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Protocols
+
+# Of fine-tuning (Devlin et al. 2019, sec. 4.1).
+LEARNING_RATES = (5e-5, 4e-5, 3e-5, 2e-5)
+VARIED = ("learning_rate", "batch_size", "epochs", "seed")  # the settings that a protocol varies
+
+
+def check_grid(hparams: Hparams, options: ProtocolOptions, *, defaults: Mapping[str, Any]) -> None:
+    """Raises BertKerasError for values that are given twice or not at all, and for settings that do not fit a grid.
+
+    defaults: the settings of the task's paper, whose learning rate the grid replaces
+    """
+    for name in ("learning_rates", "batch_sizes", "epoch_counts"):
+        values = getattr(options, name)
+        if values is not None and (not values or len({f"{value:g}" for value in values}) < len(values)):
+            raise BertKerasError(f"{name} is {values}; give at least one value, each once.")
+    if hparams.dev_fraction is not None:
+        raise BertKerasError(
+            "dev_fraction does not apply to a protocol, because each seed would hold out other examples; give a dev split."
+        )
+    known = (Hparams(feature_layers=hparams.feature_layers).learning_rate, defaults.get("learning_rate"))
+    if options.learning_rates is None and hparams.learning_rate not in known:
+        raise BertKerasError(
+            f"learning_rate is {hparams.learning_rate:g}, and a grid has learning_rates of its own; give learning_rates=("
+            f"{hparams.learning_rate:g},) instead."
+        )
+    runs = len([*protocol_runs(hparams, options)])
+    if options.ensemble is not None and options.ensemble > runs:
+        raise BertKerasError(
+            f"the ensemble has {options.ensemble} members and the grid {runs} run(s); give fewer members or more restarts."
+        )
+
+
+def protocol_runs(hparams: Hparams, options: ProtocolOptions) -> Iterator[tuple[str, Hparams]]:
+    """The name and the settings of each run of a task, in order."""
+    rates = LEARNING_RATES if hparams.feature_layers is None else (FEATURE_RATE,)
+    for rate, batch_size, epochs, seed in itertools.product(
+        options.learning_rates or rates,
+        options.batch_sizes or (hparams.batch_size,),
+        options.epoch_counts or (hparams.epochs,),
+        range(hparams.seed, hparams.seed + options.restarts),
+    ):
+        # The task's own values have no part in the name, so that a wider grid finds the runs of a narrower one.
+        parts = [f"lr-{rate:g}"]
+        parts += [f"batch-{batch_size}"] if batch_size != hparams.batch_size else []
+        parts += [f"epochs-{epochs}"] if epochs != hparams.epochs else []
+        yield (
+            "_".join([*parts, f"seed-{seed}"]),
+            dataclasses.replace(hparams, learning_rate=rate, batch_size=batch_size, epochs=epochs, seed=seed),
+        )
+
+
+# The GLUE score is the mean over these tasks.
+SCORED = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
+
+# Task, split, and the leaderboard's file name.
+SUBMISSION = (
+    ("cola", "test", "CoLA"),
+    ("sst2", "test", "SST-2"),
+    ("mrpc", "test", "MRPC"),
+    ("stsb", "test", "STS-B"),
+    ("qqp", "test", "QQP"),
+    ("mnli", "test_matched", "MNLI-m"),
+    ("mnli", "test_mismatched", "MNLI-mm"),
+    ("qnli", "test", "QNLI"),
+    ("rte", "test", "RTE"),
+    ("wnli", "test", "WNLI"),
+    ("ax", "test", "AX"),
+)
+WNLI, MAJORITY = "wnli", "majority"
+PREDICTED_BY = {"ax": "mnli"}  # ax has no training data
