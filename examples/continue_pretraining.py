@@ -35,6 +35,5 @@ data = tf.data.Dataset.zip(batches.repeat(), seeds).map(masked).prefetch(tf.data
 rate = bk.WarmupLinearDecay(5e-5, total_steps=epochs * steps, warmup_steps=epochs * steps // 10)
 model.compile(bk.AdamW(rate))
 model.fit(data, epochs=epochs, steps_per_epoch=steps, shuffle=False)
-
 trained = checkpoints.collect(source.config, model.encoder, **model.heads)
 checkpoints.write(checkpoints.with_tokenizer(trained, preprocess.tokenizer), output, format="hugging-face")
