@@ -272,8 +272,7 @@ def test_the_commands_read_windows(checkpoint, tmp_path, capfd):
     np.testing.assert_allclose(found, expected["probabilities"], atol=1e-6)
 
 
-def test_a_task_without_windows_is_written_as_before(sst2):
-    assert "doc_stride" not in TextClassification.open("sst2").to_json()
+def test_a_run_without_windows_is_read_without_windows(sst2):
     run = load_run(sst2.run)
     assert run.task.doc_stride is None and not run.task.windowed
 
