@@ -162,7 +162,7 @@ MUTANTS = (
 
 
 class Found(NamedTuple):
-    """What one run of pytest found. passed: the tests that passed; first: the first that failed, or why there is none."""
+    """The result of one run of pytest. passed: the tests that passed; first: the first that failed, or why none did."""
 
     code: int
     passed: int

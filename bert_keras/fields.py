@@ -173,7 +173,7 @@ def _form(annotation: Any, choices: tuple[str, ...], *, negatable: bool) -> dict
     if isinstance(annotation, types.UnionType):
         form = _form(_without_none(annotation), choices, negatable=negatable)
         if choices:
-            return {"type": _or_none(str), "choices": (*choices, None), "metavar": f"{{{','.join(choices)}}}"}
+            return {"type": _or_none(_choice(choices)), "metavar": f"{{{','.join(choices)}}}"}
         return form | {"type": _or_none(form["type"])} if form.get("type") in (int, float) else form
     if annotation is bool:
         return {"action": argparse.BooleanOptionalAction if negatable else "store_true"}
@@ -193,6 +193,18 @@ def _or_none(kind: Callable[[str], Any]) -> Callable[[str], Any]:
     @functools.wraps(kind, updated=())  # argparse names it in an error
     def read(word: str) -> Any:
         return None if word == "none" else kind(word)
+
+    return read
+
+
+def _choice(choices: tuple[str, ...]) -> Callable[[str], str]:
+    """Reads one of the choices. argparse's own `choices` would print the None of an optional field."""
+
+    def read(word: str) -> str:
+        if word not in choices:
+            known = ", ".join(map(repr, (*choices, "none")))
+            raise argparse.ArgumentTypeError(f"invalid choice: {word!r} (choose from {known})")
+        return word
 
     return read
 

@@ -56,7 +56,7 @@ Segmenter = Callable[[str], Iterable[str]]  # a line -> its words, in order
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InstanceMaker:
-    """How text becomes instances.
+    """The settings that turn text into instances.
 
     segment: splits a line into words, for whole-word masking in languages without spaces
     """

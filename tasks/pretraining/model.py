@@ -1,4 +1,4 @@
-"""What a recipe makes: its objectives, its optimizer, and the model with its first and its last weights.
+"""Makes a recipe's objectives, optimizer and model, and reads and writes the weights of the model.
 
 A recipe is also compared with records that are written: settings that contradict them are errors, or lines of warning.
 """
