@@ -169,7 +169,7 @@ def seeds_around_an_evaluation():
     differ_between_replicas(model)
     with tempfile.TemporaryDirectory() as folder:
         callback, before = watch(model, folder), seeds(model)
-        callback._evaluate(callback._plan.held_out[0])
+        callback._evaluate(callback._inputs.held_out[0])
     return before, seeds(model)
 
 

@@ -311,16 +311,16 @@ def test_pad_batches():
 @pytest.mark.parametrize(
     ("name", "value", "wanted"),
     [
-        ("batch_size", 0, "at least 1"),
-        ("epochs", 0, "at least 1"),
-        ("learning_rate", 0.0, "over 0"),
-        ("learning_rate", float("nan"), "over 0"),
-        ("warmup_proportion", 1.5, "at least 0, at most 1"),
-        ("weight_decay", -0.1, "at least 0"),
-        ("clip_norm", 0.0, "over 0"),
-        ("seed", -1, "at least 0"),
-        ("max_examples", 0, "at least 1"),
-        ("freeze", "head", "'encoder'"),
+        ("batch_size", 0, "a whole number of at least 1"),
+        ("epochs", 0, "a whole number of at least 1"),
+        ("learning_rate", 0.0, "a finite number over 0"),
+        ("learning_rate", float("nan"), "a finite number over 0"),
+        ("warmup_proportion", 1.5, "a finite number of at least 0 and at most 1"),
+        ("weight_decay", -0.1, "a finite number of at least 0"),
+        ("clip_norm", 0.0, "a finite number over 0"),
+        ("seed", -1, "a whole number of at least 0"),
+        ("max_examples", 0, "a whole number of at least 1"),
+        ("freeze", "head", "one of encoder, or None"),
     ],
 )
 def test_settings_out_of_range(name, value, wanted):

@@ -120,7 +120,7 @@ def test_gradual_unfreezing(place):
             )
             yield "accuracy", float(len(stages))  # each epoch is the best, and kept
 
-    task = Watching(place / "reviews")
+    task = Watching.open("sst2", place / "reviews")
     hparams = dataclasses.replace(QUICK, epochs=3, unfreeze="gradual", max_examples=24)
     start(task, place, output="gradual", hparams=hparams, checkpoint=place / "two_blocks")
     stages = [*stages[1:], moved(place / "gradual", before)]

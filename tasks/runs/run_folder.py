@@ -265,6 +265,7 @@ def _task_in(path: pathlib.Path, data: str | pathlib.Path | None) -> tuple[Task,
     """The task of a run's folder, and the content of its task.json."""
     file = path / TASK_FILE
     if not is_run(path):
+        check_finished(path)  # it may say more: a run whose loss diverged has no task
         close = "" if path.exists() else did_you_mean(path)
         raise MissingFileError(
             f"no {TASK_FILE} in {path}{close}; give the folder that `bert-keras finetune --output` wrote."
