@@ -83,31 +83,26 @@ def read(path: Path) -> Checkpoint:
     config = form.load_config(root)
     vocabulary = _tokenizer_of_folder(form, root, config)
     with form.open(root, config) as source:
-        tensors, unknown = read_tensors(form, config, source, root=root)
-    # Checked before an encoder of the config's sizes is made, so that the encoder is never larger than the file.
-    lacking = [
-        name
-        for name in variable_shapes(config)
-        if name not in tensors and name.split("/")[0] not in _MAY_LACK
-    ]
-    refuse_lacking(lacking, tensors, config, unknown=unknown, named=f"{source.file}: ")
-    # A class whose heads were not read does not describe these tensors.
-    has_its_heads = any(
-        architecture == source.architecture and heads <= {name.split("/")[0] for name in tensors}
-        for heads, architecture in ARCHITECTURES
-    )
-    return Checkpoint(
+        tensors, unknown = read_tensors(form, config, source)
+    checkpoint = Checkpoint(
         config=config,
         tensors=tensors,
         vocabulary=vocabulary,
         format=form.name,
         path=str(root),
-        architecture=source.architecture if has_its_heads else None,
         labels=source.labels,
         problem_type=source.problem_type,
         unknown=unknown,
         origin=found.origin,
     )
+    # Checked before an encoder of the config's sizes is made, so that the encoder is never larger than the file.
+    must_be_there = (name for name in variable_shapes(config) if name.split("/")[0] not in _MAY_LACK)
+    lacking = [name for name in must_be_there if name not in tensors]
+    refuse_lacking(lacking, tensors, config, unknown=unknown, named=f"{source.file}: ")
+    # A class whose heads were not read does not describe these tensors.
+    classes = [architecture for heads, architecture in ARCHITECTURES if heads <= checkpoint.parts]
+    known = source.architecture if source.architecture in classes else None
+    return dataclasses.replace(checkpoint, architecture=known)
 
 
 def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = False) -> tuple[str, ...]:
@@ -126,10 +121,8 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
     _refuse_inexpressible(form, config)
     names = form.names_for(checkpoint)
     rows = {row.ours: row for row in names.rows(config)}
-    wanted = variable_shapes(config)
-    if lacking := [
-        name for name in wanted if name not in checkpoint.tensors and not name.startswith("pooler/")
-    ]:
+    must_be_there = (name for name in variable_shapes(config) if not name.startswith("pooler/"))
+    if lacking := [name for name in must_be_there if name not in checkpoint.tensors]:
         raise BertKerasError(
             f"{checkpoint.prefix}the checkpoint lacks {first_names(lacking)}; an encoder needs all of them."
         )
@@ -202,22 +195,17 @@ def load_tokenizer(path: Path, *, lower_case: bool | None = None) -> "Tokenizer"
     Raises FileNotFoundError if there is no vocabulary, ValueError if it has more tokens than the config's vocab_size.
     """
     path = resolve(path, weights=False).path
-    if path.is_file() and path.suffix in (".txt", ".model"):
-        vocabulary = read_vocabulary(path)._replace(lower_case=_case_beside(path))
-    else:
-        vocabulary = _vocabulary_at(path)
-    return _tokenizer(vocabulary, lower_case, named=f"{path}: ")
-
-
-def _case_beside(file: pathlib.Path) -> bool | None:
-    """The lower_case setting beside a vocabulary file; None if the file does not have its standard name."""
-    if file.name not in (VOCAB_TXT, SENTENCEPIECE):
-        return None
-    return read_tokenizer(file.parent).lower_case
+    return _tokenizer(_vocabulary_at(path), lower_case, named=f"{path}: ")
 
 
 def _vocabulary_at(path: pathlib.Path) -> Vocabulary:
-    """The vocabulary of a checkpoint, or of a folder with Hugging Face's tokenizer files and no weights."""
+    """The vocabulary of a file, of a checkpoint, or of a folder with Hugging Face's tokenizer files and no weights."""
+    if path.is_file() and path.suffix in (".txt", ".model"):
+        vocabulary = read_vocabulary(path)
+        has_settings = path.name in (VOCAB_TXT, SENTENCEPIECE)  # a file of another name is not the folder's
+        return vocabulary._replace(
+            lower_case=read_tokenizer(path.parent).lower_case if has_settings else None
+        )
     try:
         form, root = _locate(path)
     except FileNotFoundError:

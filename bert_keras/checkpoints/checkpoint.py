@@ -100,13 +100,8 @@ def _sized(patterns: Mapping[str, tuple], config: BertConfig) -> dict[str, tuple
 # Rows: one variable here and in a file
 
 # Layouts of the file's array, relative to ours. Einsum layers split the kernels of attention by heads.
-SAME, TRANSPOSED, HEADS_OUT, HEADS_IN, HEADS_BIAS = (
-    "same",
-    "transposed",
-    "heads out",
-    "heads in",
-    "heads bias",
-)
+SAME, TRANSPOSED = "same", "transposed"
+HEADS_OUT, HEADS_IN, HEADS_BIAS = "heads out", "heads in", "heads bias"
 EINSUM = {
     **{f"block_{{i}}/attention/{part}/kernel": HEADS_OUT for part in ("query", "key", "value")},
     **{f"block_{{i}}/attention/{part}/bias": HEADS_BIAS for part in ("query", "key", "value")},
@@ -214,13 +209,17 @@ class Checkpoint:
         """The start of an error about it: its path."""
         return f"{self.path}: " if self.path else ""
 
+    @property
+    def parts(self) -> set[str]:
+        """The parts that have weights: block_0, pooler, masked_lm."""
+        return {name.split("/")[0] for name in self.tensors}
+
 
 def choose_architecture(checkpoint: Checkpoint) -> str:
     """Hugging Face's class without the model's name."""
     if checkpoint.architecture is not None:
         return checkpoint.architecture
-    parts = {name.split("/")[0] for name in checkpoint.tensors}
-    return next(architecture for heads, architecture in _BY_HEADS if heads <= parts)
+    return next(architecture for heads, architecture in _BY_HEADS if heads <= checkpoint.parts)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -228,9 +227,11 @@ class OpenFile:
     """An open file: first the shapes, which are checked before any array is read.
 
     file: its name in errors; the folder of several files, the prefix of TensorFlow's
+    names: the table of its names
     """
 
     file: pathlib.Path
+    names: "Names"
     shapes: dict[str, tuple[int, ...]]
     get: Callable[[str], np.ndarray]
     architecture: str | None = None
@@ -273,17 +274,15 @@ class Names:
             if any(getattr(config, field) != value for field, value in kept.items()):
                 continue
             block = re.match(r"block_(\d+)/", ours)
-            number = block.group(1) if block else ""
-            pattern = ours.replace(f"block_{number}/", "block_{i}/", 1) if block else ours
+            pattern = re.sub(r"^block_\d+/", "block_{i}/", ours)
             stem, _, part = pattern.rpartition("/")
-            if pattern in self.table:
-                theirs = self.table[pattern]
-            elif stem in self.table:
+            theirs = self.table.get(pattern)
+            if theirs is None and stem in self.table:
                 theirs = self.table[stem] + self.parts[part]
-            else:
-                continue
-            layout = self.layouts.get(pattern, SAME)
-            found.append(Row(ours=ours, theirs=theirs.replace("{i}", number), shape=shape, layout=layout))
+            if theirs is not None:
+                theirs = theirs.replace("{i}", block[1] if block else "")
+                layout = self.layouts.get(pattern, SAME)
+                found.append(Row(ours=ours, theirs=theirs, shape=shape, layout=layout))
         return found
 
     def readable_rows(self, config: BertConfig) -> dict[str, Row]:
@@ -322,7 +321,6 @@ class Format:
     files: the files that `find` looks for, in words
     find: a path -> its folder or, for TensorFlow, its prefix; None if there is no checkpoint
     has_labels: True if the format has a place for the names of labels
-    model_type, architecture: the model_type of a folder, and its class as in `Checkpoint.architecture`
     load_config, load_tokenizer, open: read the files
     save: writes a folder: (checkpoint, names, the file's name -> array, folder)
     """
@@ -337,14 +335,6 @@ class Format:
     open: Callable[[pathlib.Path, BertConfig], contextlib.AbstractContextManager[OpenFile]]
     save: Callable[[Checkpoint, Names, dict[str, np.ndarray], pathlib.Path], None]
     has_labels: bool = False
-    model_type: Callable[[pathlib.Path], str] = lambda root: "bert"
-    architecture: Callable[[pathlib.Path], str | None] = lambda root: None
-
-    def names_in(self, root: pathlib.Path) -> Names:
-        """The table of a folder; `load_config` has checked its model_type."""
-        model_type, architecture = self.model_type(root), self.architecture(root)
-        fitting = [names for names in self.names if names.model_type == model_type]
-        return next((names for names in fitting if architecture in names.classes), fitting[0])
 
     def names_for(self, checkpoint: Checkpoint) -> Names:
         """The table for writing a checkpoint."""

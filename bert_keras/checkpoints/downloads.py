@@ -14,11 +14,12 @@ A path that exists comes first. SCHEMES is the table of the rest. Each download 
 import contextlib
 import dataclasses
 import difflib
+import functools
 import os
 import pathlib
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from bert_keras.checkpoints.hugging_face import HUGGING_FACE, SAFETENSORS, TORCH, import_torch
@@ -156,6 +157,11 @@ def _nothing_at(given: str) -> str:
     return f"no checkpoint at {given}: no such file or folder"
 
 
+def _licence(address: str) -> str:
+    """The licence of a known model, else nothing."""
+    return ADDRESSES[address].licence[0] if address in ADDRESSES else ""
+
+
 # -----------------------------------------------------------------------------------------------------------
 # The Hugging Face Hub
 
@@ -182,7 +188,6 @@ def _from_hub(name: str, given: str, weights: bool) -> LocalModel:
     repository, _, revision = name.partition("@")
     revision = revision or constants.DEFAULT_REVISION
     address = f"hf{_SEPARATOR}{repository}"
-    licence = ADDRESSES[address].licence[0] if address in ADDRESSES else ""
     try:
         info = huggingface_hub.HfApi().model_info(repository, revision=revision, timeout=TIMEOUT)
     except errors.HFValidationError as error:
@@ -192,11 +197,12 @@ def _from_hub(name: str, given: str, weights: bool) -> LocalModel:
     except errors.HfHubHTTPError as error:
         if error.response.status_code < 500:
             raise _refused(error, repository, revision, given) from None
-        return _from_hub_cache(repository, revision, given, weights, licence, why=error)
+        return _from_hub_cache(repository, revision, given, weights, why=error)
     except Exception as error:  # no connection; each version of the library has another HTTP client's errors
-        return _from_hub_cache(repository, revision, given, weights, licence, why=error)
+        return _from_hub_cache(repository, revision, given, weights, why=error)
     files = [file.rfilename for file in info.siblings or ()]
-    patterns = _weights_among(files) if weights else ()
+    there = (group for group in _WEIGHTS if {*group[:2]} & {*files})
+    patterns = next(there, ()) if weights else ()
     if weights and not patterns:
         wanted = " or ".join(group[0] for group in _WEIGHTS)
         raise BertKerasError(
@@ -221,18 +227,13 @@ def _from_hub(name: str, given: str, weights: bool) -> LocalModel:
         raise BertKerasError(
             f"the download of {address} failed: {_reason(error)}; run the same command again."
         ) from error
-    if info.card_data is not None and info.card_data.license:
-        licence = str(info.card_data.license)
+    card = info.card_data
+    licence = str(card.license) if card is not None and card.license else _licence(address)
     return LocalModel(path=folder, address=address, revision=folder.name, licence=licence)
 
 
-def _weights_among(files: Sequence[str]) -> tuple[str, ...]:
-    """The patterns of the weights to download; empty where there are none."""
-    return next((group for group in _WEIGHTS if {*group[:2]} & {*files}), ())
-
-
 def _from_hub_cache(
-    repository: str, revision: str, given: str, weights: bool, licence: str, *, why: Exception
+    repository: str, revision: str, given: str, weights: bool, *, why: Exception
 ) -> LocalModel:
     """The folder of an earlier download. Raises MissingFileError if it does not hold the whole model."""
     import huggingface_hub
@@ -260,7 +261,7 @@ def _from_hub_cache(
             f"downloaded: {reason}{close}. {f'If {given} is right, on' if close else 'On'} a machine with a network, run "
             f"`hf download {repository}{at} --local-dir {copy}`, copy that folder here and give its path."
         ) from None
-    return LocalModel(path=folder, address=address, revision=folder.name, licence=licence)
+    return LocalModel(path=folder, address=address, revision=folder.name, licence=_licence(address))
 
 
 def _refused(error: Any, repository: str, revision: str, given: str) -> BertKerasError:
@@ -309,9 +310,9 @@ def _from_keras_hub(name: str, given: str, weights: bool) -> LocalModel:
             f"{address} is not in Kaggle's cache and cannot be downloaded: {_reason(error)}. On a machine with a network, "
             f"run `kaggle models instances versions download {handle}`, copy the folder here and give its path."
         ) from error
-    licence = ADDRESSES[address].licence[0] if address in ADDRESSES else ""
+    revision = handle.rpartition("/")[2]
     return LocalModel(
-        path=pathlib.Path(folder), address=address, revision=handle.rpartition("/")[2], licence=licence
+        path=pathlib.Path(folder), address=address, revision=revision, licence=_licence(address)
     )
 
 
@@ -319,23 +320,19 @@ def _from_keras_hub(name: str, given: str, weights: bool) -> LocalModel:
 # Google's archives
 
 
-def archive_resolver(
-    scheme: str, archives: Mapping[str, str], base: str
-) -> Callable[[str, str, bool], LocalModel]:
-    """The resolver of a scheme whose models are archives. archives: name -> their addresses below `base`."""
-
-    def resolver(name: str, given: str, weights: bool) -> LocalModel:
-        address = f"{scheme}{_SEPARATOR}{name}"
-        if name not in archives:
-            raise MissingFileError(
-                f"no archive named {name}{close_models(given)}; {scheme} has {first_names(archives)}."
-            )
-        folder = cache_folder() / scheme / name
-        if not folder.is_dir():
-            _unpack(_download(base + archives[name], folder.parent, address), folder)
-        return LocalModel(path=_inner(folder), address=address, licence=ADDRESSES[address].licence[0])
-
-    return resolver
+def _from_archives(
+    name: str, given: str, weights: bool, *, scheme: str, archives: Mapping[str, str], base: str
+) -> LocalModel:
+    """An archive, unpacked into the cache. archives: name -> its address below `base`."""
+    address = f"{scheme}{_SEPARATOR}{name}"
+    if name not in archives:
+        raise MissingFileError(
+            f"no archive named {name}{close_models(given)}; {scheme} has {first_names(archives)}."
+        )
+    folder = cache_folder() / scheme / name
+    if not folder.is_dir():
+        _unpack(_download(base + archives[name], folder.parent, address), folder)
+    return LocalModel(path=_inner(folder), address=address, licence=_licence(address))
 
 
 def _download(url: str, folder: pathlib.Path, address: str) -> pathlib.Path:
@@ -377,7 +374,9 @@ def _inner(folder: pathlib.Path) -> pathlib.Path:
 # Scheme -> its resolver: (the name after the scheme, the name as given, with weights) -> LocalModel.
 SCHEMES: dict[str, Callable[[str, str, bool], LocalModel]] = {
     "hf": _from_hub,
-    "google": archive_resolver("google", GOOGLE_ARCHIVES, GOOGLE_URL),
-    "model_garden": archive_resolver("model_garden", MODEL_GARDEN_ARCHIVES, MODEL_GARDEN_URL),
+    "google": functools.partial(_from_archives, scheme="google", archives=GOOGLE_ARCHIVES, base=GOOGLE_URL),
+    "model_garden": functools.partial(
+        _from_archives, scheme="model_garden", archives=MODEL_GARDEN_ARCHIVES, base=MODEL_GARDEN_URL
+    ),
     "keras_hub": _from_keras_hub,
 }

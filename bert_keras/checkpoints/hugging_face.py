@@ -5,7 +5,7 @@ import functools
 import pathlib
 import re
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,16 +28,18 @@ from bert_keras.errors import BertKerasError, first_line
 from bert_keras.io.files import write_json
 from bert_keras.io.json_files import (
     TEXT,
-    FieldType,
-    checked_fields,
+    known_fields,
     object_of,
     one_of,
     or_null,
     read_object,
+    read_optional,
     shortened,
 )
 
 SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
+_CONFIG = "config.json"
+_DESCRIBED = {"id2label": or_null(object_of(TEXT)), "problem_type": or_null(one_of(PROBLEM_TYPES))}
 TOP = "top.safetensors"  # of a run with features: the weights above the encoder, which is in model.safetensors unchanged
 
 # -----------------------------------------------------------------------------------------------------------
@@ -247,33 +249,31 @@ def _find(path: pathlib.Path) -> pathlib.Path | None:
     return folder if found else None
 
 
-def _config_of_folder(folder: pathlib.Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    return read_object(path) if path.is_file() else {}
+def names_in(folder: pathlib.Path) -> Names:
+    """The table of a folder; `BertConfig.load` has checked its model_type."""
+    fields = read_optional(folder / _CONFIG)
+    architecture = _architecture(fields)
+    fitting = [names for names in _NAMES if names.model_type == fields.get("model_type", "bert")]
+    return next((names for names in fitting if architecture in names.classes), fitting[0])
 
 
-def _model_type_of_folder(folder: pathlib.Path) -> str:
-    return str(_config_of_folder(folder).get("model_type", "bert"))
-
-
-def _architecture_of_folder(folder: pathlib.Path) -> str | None:
-    named = _config_of_folder(folder).get("architectures")
+def _architecture(fields: Mapping[str, Any]) -> str | None:
+    """Hugging Face's class without the model's name, from a config.json; None for an unknown one."""
+    named = fields.get("architectures")
     first = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
     found = re.fullmatch(rf"(?:{'|'.join({names.model_class for names in _NAMES})})(\w+)", first)
-    return found.group(1) if found and found.group(1) in KNOWN_ARCHITECTURES else None
+    return found[1] if found and found[1] in KNOWN_ARCHITECTURES else None
 
 
-def _in_config(folder: pathlib.Path, key: str, kind: FieldType) -> Any:
-    """A value of config.json; None if there is none. Raises BertKerasError for a value of another kind."""
-    known, where = {key: or_null(kind)}, folder / "config.json"
-    return checked_fields(_config_of_folder(folder), known, where=where, optional=known, others=True).get(key)
-
-
-def _labels_of_folder(folder: pathlib.Path) -> tuple[str, ...] | None:
-    names = _in_config(folder, "id2label", object_of(TEXT))
-    if not isinstance(names, dict) or names.keys() != {str(i) for i in range(len(names))}:
+def _labels(names: Mapping[str, str] | None) -> tuple[str, ...] | None:
+    """The names of the labels in the order of their ids; None for an id2label with other ids than 0, 1, 2."""
+    if names is None or names.keys() != {str(i) for i in range(len(names))}:
         return None
     return tuple(names[str(i)] for i in range(len(names)))
+
+
+# Of one file: the shape of each tensor, and a function that reads one.
+_Tensors = tuple[dict[str, tuple[int, ...]], Callable[[str], np.ndarray]]
 
 
 @contextlib.contextmanager
@@ -282,18 +282,20 @@ def _open(folder: pathlib.Path, config: BertConfig) -> Iterator[OpenFile]:
     opener: Any = _open_safetensors
     files = _shards(folder, SAFETENSORS)
     if not files:
-        opener, files = open_torch, _shards(folder, TORCH)
+        opener, files = _open_torch, _shards(folder, TORCH)
     with contextlib.ExitStack() as stack:
-        sources = [stack.enter_context(opener(file)) for file in files]
-        where = {name: source for source in sources for name in source.shapes}
-        shapes = {name: source.shapes[name] for name, source in where.items()}
+        opened = [stack.enter_context(opener(file)) for file in files]
+        get = {name: get for shapes, get in opened for name in shapes}
+        fields = read_optional(folder / _CONFIG)
+        known = known_fields(fields, _DESCRIBED, where=folder / _CONFIG)
         yield OpenFile(
             file=files[0] if len(files) == 1 else folder,
-            shapes=shapes,
-            get=lambda name: where[name].get(name),
-            architecture=_architecture_of_folder(folder),
-            labels=_labels_of_folder(folder),
-            problem_type=_in_config(folder, "problem_type", one_of(PROBLEM_TYPES)),
+            names=names_in(folder),
+            shapes={name: shape for shapes, _ in opened for name, shape in shapes.items()},
+            get=lambda name: get[name](name),
+            architecture=_architecture(fields),
+            labels=_labels(known.get("id2label")),
+            problem_type=known.get("problem_type"),
         )
 
 
@@ -315,7 +317,7 @@ def _shards(folder: pathlib.Path, stem: str) -> list[pathlib.Path]:
 
 
 @contextlib.contextmanager
-def _open_safetensors(file: pathlib.Path) -> Iterator[OpenFile]:
+def _open_safetensors(file: pathlib.Path) -> Iterator[_Tensors]:
     import ml_dtypes  # noqa: F401  numpy then knows bfloat16
     import safetensors
 
@@ -323,7 +325,7 @@ def _open_safetensors(file: pathlib.Path) -> Iterator[OpenFile]:
         # The library compares header and length: a file that opens can be read.
         with safetensors.safe_open(file, framework="np") as opened:
             shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}
-            yield OpenFile(file=file, shapes=shapes, get=functools.partial(_safetensor, opened, file=file))
+            yield shapes, functools.partial(_safetensor, opened, file=file)
     except safetensors.SafetensorError as error:
         raise BertKerasError(f"{file} is cut short or not a safetensors file: {error}.") from error
 
@@ -350,7 +352,7 @@ def _save(checkpoint: Checkpoint, names: Names, tensors: dict[str, np.ndarray], 
         fields["label2id"] = {label: i for i, label in enumerate(checkpoint.labels)}
     if checkpoint.problem_type is not None:
         fields["problem_type"] = checkpoint.problem_type
-    write_json(folder / "config.json", fields)
+    write_json(folder / _CONFIG, fields)
     write_tokenizer(checkpoint.vocabulary, folder, max_length=checkpoint.config.max_length)
     try:
         safetensors.numpy.save_file(tensors, folder / SAFETENSORS, metadata={"format": "pt"})
@@ -371,8 +373,6 @@ HUGGING_FACE = Format(
     open=_open,
     save=_save,
     has_labels=True,
-    model_type=_model_type_of_folder,
-    architecture=_architecture_of_folder,
 )
 
 
@@ -392,7 +392,7 @@ def import_torch(name: str) -> Any:
 
 
 @contextlib.contextmanager
-def open_torch(file: pathlib.Path) -> Iterator[OpenFile]:
+def _open_torch(file: pathlib.Path) -> Iterator[_Tensors]:
     """Opens a PyTorch file. Raises BertKerasError for anything but plain tensors."""
     _refuse_packed(file)
     torch = import_torch(file.name)
@@ -400,23 +400,18 @@ def open_torch(file: pathlib.Path) -> Iterator[OpenFile]:
         # Reading a pickle runs code; weights_only refuses any pickle that does more than rebuild tensors.
         tensors = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises pickle, zip, runtime and attribute errors
-        reason = str(error).strip().split("\n")[0]
-        raise BertKerasError(f"{file} is not a PyTorch file of plain tensors: {reason}") from error
+        raise BertKerasError(f"{file} is not a PyTorch file of plain tensors: {first_line(error)}") from error
     if not isinstance(tensors, dict) or not all(torch.is_tensor(tensor) for tensor in tensors.values()):
         held = ", ".join(map(str, tensors)) if isinstance(tensors, dict) else f"a {type(tensors).__name__}"
         raise BertKerasError(
             f"{file} is not a PyTorch file of plain tensors: it holds {held:.200}; save the model's state_dict alone."
         )
     # Strides of 0 make a tensor of any size from one number. The factor 2 allows for tied embeddings.
-    size, there = (
-        sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
-        file.stat().st_size,
-    )
-    if size > 2 * there:
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    if size > 2 * (there := file.stat().st_size):
         raise BertKerasError(
             f"{file} has {there:,} bytes and its tensors need {size:,}; save the model again."
         )
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
     def get(name: str) -> np.ndarray:
         try:
@@ -424,7 +419,7 @@ def open_torch(file: pathlib.Path) -> Iterator[OpenFile]:
         except (RuntimeError, TypeError) as error:  # a sparse tensor, or a tensor on the meta device
             raise BertKerasError(f"{name} of {file} is not a plain tensor: {first_line(error)}") from error
 
-    yield OpenFile(file=file, shapes=shapes, get=get)
+    yield {name: tuple(tensor.shape) for name, tensor in tensors.items()}, get
 
 
 def _refuse_packed(file: pathlib.Path) -> None:

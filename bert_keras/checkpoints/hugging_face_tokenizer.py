@@ -10,14 +10,15 @@ from bert_keras.errors import BertKerasError
 from bert_keras.io.files import write_json
 from bert_keras.io.json_files import (
     FLAG,
+    INTEGER,
     TEXT,
     FieldType,
     checked_fields,
-    is_integer,
+    known_fields,
     list_of,
     object_of,
     or_null,
-    read_object,
+    read_optional,
     shortened,
 )
 from bert_keras.text.vocabulary import (
@@ -43,8 +44,9 @@ _TOKEN = FieldType(
     "an object with its text as content",
     lambda value: isinstance(value, dict) and isinstance(value.get("content"), str),
 )
-_SETTINGS = {
-    "tokenizer_class": or_null(TEXT),
+_TOKENS = or_null(list_of(_TOKEN))
+_CLASS = {"tokenizer_class": or_null(TEXT)}
+_SETTINGS = _CLASS | {
     "do_lower_case": or_null(FLAG),
     "strip_accents": or_null(FLAG),
     "added_tokens_decoder": or_null(object_of(_TOKEN)),
@@ -75,18 +77,9 @@ _TOKENIZER_SETTINGS = {
 _BYTE_LEVEL_SETTINGS = {
     "do_lower_case": (None, False),
     "add_prefix_space": (None, False),
-    **{
-        f"{name}_token": (None, token)
-        for name, token in {
-            "bos": "<s>",
-            "eos": "</s>",
-            "cls": "<s>",
-            "sep": "</s>",
-            "unk": "<unk>",
-            "pad": "<pad>",
-            "mask": "<mask>",
-        }.items()
-    },
+    **{f"{name}_token": (None, "<s>") for name in ("bos", "cls")},
+    **{f"{name}_token": (None, "</s>") for name in ("eos", "sep")},
+    **{f"{name}_token": (None, f"<{name}>") for name in ("unk", "pad", "mask")},
 }
 
 
@@ -95,24 +88,23 @@ _PARTNERS = {VOCAB_JSON: MERGES_TXT, MERGES_TXT: VOCAB_JSON}
 
 def read_tokenizer(folder: pathlib.Path) -> Vocabulary:
     """The tokenizer of a folder. Google's and Model Garden's folders have a vocab.txt and, if we wrote them, its settings."""
+    path, pipeline_file = folder / TOKENIZER_CONFIG, folder / TOKENIZER_JSON
     found = _vocabulary_of(folder)
-    pipeline = read_tokenizer_json(folder / TOKENIZER_JSON, has_pieces=found.is_there)
-    pipeline = pipeline._replace(file=str(folder / TOKENIZER_JSON))
+    pipeline = read_tokenizer_json(pipeline_file, has_pieces=found.is_there)._replace(file=str(pipeline_file))
     if found.sentencepiece is None and (found.tokens is None or pipeline.other is not None):
         found = pipeline
     if not found.is_there and (lone := [name for name in _PARTNERS if (folder / name).is_file()]):
         found = Vocabulary(
             other=f"byte-level BPE without its {_PARTNERS[lone[0]]}", file=str(folder / lone[0])
         )
-    path = folder / TOKENIZER_CONFIG
-    settings = read_object(path) if path.is_file() else {}
-    checked_fields(settings, _SETTINGS, where=path, optional=_SETTINGS, others=True)
-    kind = settings.get("tokenizer_class") or _tokenizer_class_of_model(folder)
+    settings = read_optional(path)
+    kind, where = known_fields(settings, _SETTINGS, where=path).get("tokenizer_class"), path
+    if not kind:
+        where = folder / "config.json"
+        kind = known_fields(read_optional(where), _CLASS, where=where).get("tokenizer_class")
     known = _TOKENIZER_CLASSES if found.merges is None else _BYTE_LEVEL_CLASSES
     if found.is_there and found.other is None and kind is not None and kind not in known:
-        found = Vocabulary(
-            other=str(kind), file=str(path if settings.get("tokenizer_class") else folder / "config.json")
-        )
+        found = Vocabulary(other=kind, file=str(where))
     if not found.has_tokens:
         return found
     if found.merges is not None:
@@ -154,33 +146,20 @@ def _byte_level(found: Vocabulary, folder: pathlib.Path, settings: Mapping[str, 
 
 def _vocabulary_of(folder: pathlib.Path) -> Vocabulary:
     """The vocab.txt of a folder, or else its spiece.model, or else its vocab.json and merges.txt."""
-    files = (folder / name for name in (VOCAB_TXT, SENTENCEPIECE))
-    found = next((read_vocabulary(file) for file in files if file.is_file()), Vocabulary())
-    if found.is_there or not (folder / VOCAB_JSON).is_file():
-        return found
-    if not (folder / MERGES_TXT).is_file():
-        return found
-    return read_byte_level(folder / VOCAB_JSON, folder / MERGES_TXT)
-
-
-def _tokenizer_class_of_model(folder: pathlib.Path) -> str | None:
-    path = folder / "config.json"
-    fields = read_object(path) if path.is_file() else {}
-    known = {"tokenizer_class": _SETTINGS["tokenizer_class"]}
-    return checked_fields(fields, known, where=path, optional=known, others=True).get("tokenizer_class")
+    if file := next(
+        (folder / name for name in (VOCAB_TXT, SENTENCEPIECE) if (folder / name).is_file()), None
+    ):
+        return read_vocabulary(file)
+    if all((folder / name).is_file() for name in _PARTNERS):
+        return read_byte_level(folder / VOCAB_JSON, folder / MERGES_TXT)
+    return Vocabulary()
 
 
 def _added_tokens(folder: pathlib.Path, settings: Mapping[str, Any]) -> set[str]:
     """The added tokens of a folder, with the special ones. settings: those of its tokenizer_config.json."""
-    pipeline, listed = (
-        read_object(folder / name) if (folder / name).is_file() else {}
-        for name in (TOKENIZER_JSON, ADDED_TOKENS)
-    )
-    known = {"added_tokens": or_null(list_of(_TOKEN))}
-    checked_fields(pipeline, known, where=folder / TOKENIZER_JSON, optional=known, others=True)
-    checked_fields(
-        listed, dict.fromkeys(listed, FieldType("a whole number", is_integer)), where=folder / ADDED_TOKENS
-    )
+    pipeline, listed = (read_optional(folder / name) for name in (TOKENIZER_JSON, ADDED_TOKENS))
+    known_fields(pipeline, {"added_tokens": _TOKENS}, where=folder / TOKENIZER_JSON)
+    checked_fields(listed, dict.fromkeys(listed, INTEGER), where=folder / ADDED_TOKENS)
     tokens = [*(pipeline.get("added_tokens") or ()), *(settings.get("added_tokens_decoder") or {}).values()]
     return {*(token["content"] for token in tokens), *listed}
 

@@ -30,9 +30,11 @@ from bert_keras.io.json_files import (
     TEXT,
     FieldType,
     checked_fields,
+    known_fields,
     list_of,
     or_null,
     read_object,
+    read_optional,
     shortened,
 )
 from bert_keras.text.vocabulary import Vocabulary, read_pieces, refuse_other_ids
@@ -52,6 +54,7 @@ _TABLE = {
     "block_{i}/feed_forward_layer_norm": "transformer_layer_{i}/feedforward_layer_norm",
     "pooler": "pooled_dense",
 }
+_NAMES = slashed(table=_TABLE, layouts=EINSUM, current=lambda name: name)
 _WEIGHTS = ("model.weights.h5", "model.weights.json")  # the second lists shards
 _HEADS = "task.weights.h5"  # its tensors are in no table
 _FILES = FieldType(
@@ -104,9 +107,7 @@ def _load_config(folder: pathlib.Path) -> BertConfig:
             f"{path} is of class {shortened(content.get('class_name'))}; wanted a KerasHub BertBackbone."
         )
     fields = content["config"]
-    checked_fields(
-        fields, dict.fromkeys(_KEYS, NUMBER), where=f"the config of {path}", others=True, optional=_KEYS
-    )
+    known_fields(fields, dict.fromkeys(_KEYS, NUMBER), where=f"the config of {path}")
     if "Quantized" in json.dumps(fields.get("dtype")):
         raise BertKerasError(f"the dtype in {path} is quantized; wanted a preset with float weights.")
     if missing := sorted(set(_KEYS) - set(fields)):
@@ -148,7 +149,7 @@ def _open(folder: pathlib.Path, config: BertConfig) -> Iterator[OpenFile]:
     variables = {variable.path: variable for variable in backbone.weights}
     shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
     shapes |= _heads(folder / _HEADS)
-    yield OpenFile(file=file, shapes=shapes, get=lambda name: np.array(variables[name].numpy()))
+    yield OpenFile(file=file, names=_NAMES, shapes=shapes, get=lambda name: np.array(variables[name].numpy()))
 
 
 def _check_shards(file: pathlib.Path) -> None:
@@ -186,20 +187,15 @@ def _heads(file: pathlib.Path) -> dict[str, tuple[int, ...]]:
 def _load_tokenizer(folder: pathlib.Path) -> Vocabulary:
     path = folder / "assets" / "tokenizer" / "vocabulary.txt"
     settings = folder / "tokenizer.json"
-    lower_case = None
-    if settings.is_file():
-        content = checked_fields(
-            read_object(settings), {"config": OBJECT}, where=settings, optional=("config",), others=True
-        )
-        lower_case = _lower_case_of(content.get("config", {}), settings)
+    content = known_fields(read_optional(settings), {"config": OBJECT}, where=settings)
+    lower_case = _lower_case_of(content.get("config", {}), settings)
     pieces = read_pieces(path) if path.is_file() else None
     return Vocabulary(tokens=pieces, lower_case=lower_case, file=str(path))
 
 
 def _lower_case_of(config: Mapping[str, Any], where: pathlib.Path) -> bool | None:
     """The case of a preset's tokenizer. Raises BertKerasError for a setting that gives other ids; warns of accents that stay."""
-    known = {"lowercase": or_null(FLAG), "strip_accents": or_null(FLAG)}
-    checked_fields(config, known, where=where, optional=known, others=True)
+    known_fields(config, dict.fromkeys(("lowercase", "strip_accents"), or_null(FLAG)), where=where)
     lower_case, strips = config.get("lowercase"), config.get("strip_accents")
     accents = (None, False, True) if lower_case else (None, False)
     refuse_other_ids(config, _TOKENIZER_SETTINGS | {"strip_accents": accents}, where=where)
@@ -238,7 +234,7 @@ def _save(checkpoint: Checkpoint, names: Names, tensors: dict[str, np.ndarray], 
 
 KERAS_HUB = Format(
     name="keras-hub",
-    names=(slashed(table=_TABLE, layouts=EINSUM, current=lambda name: name),),
+    names=(_NAMES,),
     keeps=ORIGINAL | {"activation": "gelu_tanh", "attention_dropout": "hidden_dropout"},
     files=" or ".join(_WEIGHTS),
     find=_find,

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from bert_keras.checkpoints.checkpoint import Checkpoint, Format, Names
+from bert_keras.checkpoints.checkpoint import Checkpoint, Format
+from bert_keras.checkpoints.hugging_face import names_in
 from bert_keras.checkpoints.keras_hub import keras_hub
 from bert_keras.checkpoints.weights import assign
 from bert_keras.config import BertConfig
@@ -39,7 +40,7 @@ def differences(
 ) -> dict[str, float]:
     """Output name -> the maximum absolute difference over the tokens that are not padding."""
     features = random_features(checkpoint.config, seed=seed)
-    theirs = _REFERENCES[form.name](checkpoint, form.names_in(folder), folder, features)
+    theirs = _REFERENCES[form.name](checkpoint, folder, features)
     ours = _our_outputs(checkpoint, features)
     real = features[INPUT_MASK].astype(bool)
     found = {name: np.abs(ours[name] - reference) for name, reference in theirs.items()}
@@ -63,15 +64,11 @@ def random_features(config: BertConfig, *, seed: int) -> dict[str, np.ndarray]:
     }
 
 
-def _parts(checkpoint: Checkpoint) -> set[str]:
-    return {name.split("/")[0] for name in checkpoint.tensors}
-
-
 def _our_outputs(checkpoint: Checkpoint, features: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     from bert_keras.model.encoder import ALL, BertEncoder
     from bert_keras.model.heads import MaskedLMHead, NextSentenceHead, ReplacedTokenHead
 
-    parts = _parts(checkpoint)
+    parts = checkpoint.parts
     wanted = ALL if "pooler" in parts else tuple(name for name in ALL if name != POOLED_OUTPUT)
     encoder = BertEncoder(checkpoint.config, outputs=wanted)
     heads: dict[str, Any] = {
@@ -107,11 +104,12 @@ _LOGITS = {
 
 
 def _transformers_outputs(
-    checkpoint: Checkpoint, names: Names, folder: pathlib.Path, features: dict[str, np.ndarray]
+    checkpoint: Checkpoint, folder: pathlib.Path, features: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     import torch
     import transformers
 
+    names = names_in(folder)
     model_type = names.model_type
     if model_type not in _LOGITS:
         raise BertKerasError(
@@ -128,7 +126,7 @@ def _transformers_outputs(
         with torch.no_grad():
             return model.eval()(word_ids, attention_mask=mask, output_hidden_states=True, **types)
 
-    parts, verbosity = _parts(checkpoint), transformers.logging.get_verbosity()
+    parts, verbosity = checkpoint.parts, transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()  # it reports the heads that the checkpoint lacks
     try:
         outputs = run("Model")
@@ -145,7 +143,7 @@ def _transformers_outputs(
 
 
 def _keras_hub_outputs(
-    checkpoint: Checkpoint, names: Names, folder: pathlib.Path, features: dict[str, np.ndarray]
+    checkpoint: Checkpoint, folder: pathlib.Path, features: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     import keras
 

@@ -80,7 +80,7 @@ def _reader(prefix: pathlib.Path) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _open(prefix: pathlib.Path, config: BertConfig) -> Iterator[OpenFile]:
+def _open(prefix: pathlib.Path, config: BertConfig, *, names: Names) -> Iterator[OpenFile]:
     """Opens a checkpoint. Raises BertKerasError before TensorFlow allocates more than the data files have."""
     with _reader(prefix) as reader:
 
@@ -92,19 +92,15 @@ def _open(prefix: pathlib.Path, config: BertConfig) -> Iterator[OpenFile]:
 
         shapes = {name: tuple(shape) for name, shape in reader.get_variable_to_shape_map().items()}
         dtypes = reader.get_variable_to_dtype_map()
-        size = sum(
-            math.prod(shape) * dtypes[name].size for name, shape in shapes.items()
-        )  # a string has size 0
-        there = sum(part.stat().st_size for part in prefix.parent.iterdir() if _is_data_of(prefix, part))
+        # A string has size 0.
+        size = sum(math.prod(shape) * dtypes[name].size for name, shape in shapes.items())
+        parts = [part for part in prefix.parent.iterdir() if part.name.startswith(f"{prefix.name}.data-")]
+        there = sum(part.stat().st_size for part in parts if part.is_file())
         if size > there:
             raise BertKerasError(
                 f"{prefix} cannot be read: its data has {there:,} bytes and its index needs {size:,}; bring all its files again."
             )
-        yield OpenFile(file=prefix, shapes=dict(sorted(shapes.items())), get=get)
-
-
-def _is_data_of(prefix: pathlib.Path, part: pathlib.Path) -> bool:
-    return part.name.startswith(f"{prefix.name}.data-") and part.is_file()
+        yield OpenFile(file=prefix, names=names, shapes=dict(sorted(shapes.items())), get=get)
 
 
 def _load_config(prefix: pathlib.Path) -> BertConfig:
@@ -267,7 +263,7 @@ def _format(name: str, names: Names, save: Callable[..., None], *, files: str, o
         find=functools.partial(_find, object_graph=object_graph),
         load_config=_load_config,
         load_tokenizer=read_tokenizer,
-        open=_open,
+        open=functools.partial(_open, names=names),
         save=save,
     )
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +84,7 @@ def assign(
     if changed := [name for name, dense in _denses(encoder, heads).items() if dense.lora_enabled]:
         raise BertKerasError(f"{first_names(changed)} has LoRA; load the weights before enable_lora.")
     _refuse_quantized(encoder, heads, do="load the weights before quantize")
-    allowed = {*fresh} | (set() if _reads_pooler(encoder) else {"pooler"})
+    allowed = {*fresh} | (set() if POOLED_OUTPUT in encoder.outputs_wanted else {"pooler"})
     missing = [name for name in variables if name not in checkpoint.tensors]
     fatal = [name for name in missing if name.split("/")[0] not in allowed]
     refuse_lacking(
@@ -156,12 +155,15 @@ def _denses(encoder: "BertEncoder", heads: Mapping[str, "keras.layers.Layer"]) -
     """Our name of each Dense layer -> the layer."""
     from bert_keras.model.layers import denses_in
 
-    named = [(part.name, part) for part in encoder.parts] + [*heads.items()]
     return {
         f"{name}/{path}".strip("/"): dense
-        for name, layer in named
+        for name, layer in _parts(encoder, heads)
         for path, dense in denses_in(layer).items()
     }
+
+
+def _parts(encoder: "BertEncoder", heads: Mapping[str, "keras.layers.Layer"]) -> list[tuple[str, Any]]:
+    return [(part.name, part) for part in encoder.parts] + [*heads.items()]
 
 
 def _refuse_quantized(encoder: "BertEncoder", heads: Mapping[str, "keras.layers.Layer"], *, do: str) -> None:
@@ -170,28 +172,17 @@ def _refuse_quantized(encoder: "BertEncoder", heads: Mapping[str, "keras.layers.
             raise BertKerasError(f"{name} is quantized to {dense.quantization_mode}; {do}.")
 
 
-def _reads_pooler(encoder: "BertEncoder") -> bool:
-    return POOLED_OUTPUT in encoder.outputs_wanted
-
-
 def _variables(encoder: "BertEncoder", heads: Mapping[str, "keras.layers.Layer"]) -> dict[str, Any]:
     """Name -> variable: the path below the encoder, or the head's name and the path below the head. LoRA's are left out."""
     if unknown := sorted(set(heads) - set(HEADS)):
         raise BertKerasError(f"unknown head {', '.join(unknown)}; the heads are {', '.join(HEADS)}.")
     # One part at a time: the parts of a generator may hold variables of another encoder, with that encoder's paths.
     found = {
-        f"{part.name}/{_below(part, variable.path)}": variable
-        for part in encoder.parts
-        for variable in part.weights
+        f"{name}/{f'/{variable.path}'.rpartition(f'/{layer.name}/')[2]}": variable
+        for name, layer in _parts(encoder, heads)
+        for variable in layer.weights
     }
-    for head, layer in heads.items():
-        found |= {f"{head}/{_below(layer, variable.path)}": variable for variable in layer.weights}
     return {name: variable for name, variable in found.items() if not variable.name.startswith("lora_")}
-
-
-def _below(layer: "keras.layers.Layer", path: str) -> str:
-    """A variable's path below the layer."""
-    return f"/{path}".rpartition(f"/{layer.name}/")[2]
 
 
 def with_vocab_size(checkpoint: Checkpoint, vocab_size: int) -> Checkpoint:
@@ -232,23 +223,21 @@ def with_vocab_size(checkpoint: Checkpoint, vocab_size: int) -> Checkpoint:
 
 
 def read_tensors(
-    form: Format, config: BertConfig, source: OpenFile, *, root: pathlib.Path
+    form: Format, config: BertConfig, source: OpenFile
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     """Our name -> array in our layout, and the file's names that no row of the table has.
-
-    root: the checkpoint's folder or prefix
 
     Raises BertKerasError for a tensor of another shape or dtype, with NaN or infinite numbers, or for two names of one weight
     whose values differ.
     """
-    names = form.names_in(root)
-    known, unknown = _known_rows(names, config, source)
+    names = source.names
+    known, unknown = _known_rows(config, source)
     tensors: dict[str, np.ndarray] = {}
     first: dict[str, str] = {}  # our name -> the name in the file that was read first
     tied = True
     for raw, row in sorted(known, key=lambda pair: pair[1].theirs in names.duplicates):
         array = row.to_ours(source.get(raw))
-        if not _is_float(array):
+        if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
             raise BertKerasError(
                 f"{raw} in {source.file} is {array.dtype}; wanted float16, bfloat16, float32 or float64."
             )
@@ -264,7 +253,7 @@ def read_tensors(
     if not any(name.startswith("embeddings/") for name in tensors):
         raise BertKerasError(
             f"no tensor in {source.file} has a name of the {form.name} format"
-            f"{_other_model_types(form, names, config, source)}; its tensors are {first_names(source.shapes, 4)}."
+            f"{_other_model_types(form, config, source)}; its tensors are {first_names(source.shapes, 4)}."
         )
     if not tied:  # the file's masked-LM head has its own weights; our head shares the embeddings
         unknown += [raw for raw, row in known if _is_masked_lm(row, names)]
@@ -281,15 +270,13 @@ def refuse_not_finite(array: np.ndarray, *, named: str) -> None:
         )
 
 
-def _known_rows(
-    names: Names, config: BertConfig, source: OpenFile
-) -> tuple[list[tuple[str, Row]], list[str]]:
+def _known_rows(config: BertConfig, source: OpenFile) -> tuple[list[tuple[str, Row]], list[str]]:
     """The file's names with their rows, and those without a row. Raises BertKerasError for another shape."""
-    rows = names.readable_rows(config)
+    rows = source.names.readable_rows(config)
     known: list[tuple[str, Row]] = []
     unknown = []
     for raw, shape in source.shapes.items():
-        name = names.current(raw)
+        name = source.names.current(raw)
         if name is None:
             continue
         if name not in rows:
@@ -309,7 +296,7 @@ def _is_masked_lm(row: Row, names: Names) -> bool:
     return row.ours.startswith("masked_lm/") or row.theirs in names.duplicates
 
 
-def _other_model_types(form: Format, names: Names, config: BertConfig, source: OpenFile) -> str:
+def _other_model_types(form: Format, config: BertConfig, source: OpenFile) -> str:
     """The other model_types with the embedding names of the file, for an error."""
     fitting = {
         repr(other.model_type): None
@@ -319,8 +306,4 @@ def _other_model_types(form: Format, names: Names, config: BertConfig, source: O
     }
     if not fitting:
         return ""
-    return f" and model_type {names.model_type!r}; its names are those of {' or '.join(fitting)}: correct its config"
-
-
-def _is_float(array: np.ndarray) -> bool:
-    return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
+    return f" and model_type {source.names.model_type!r}; its names are those of {' or '.join(fitting)}: correct its config"

@@ -86,6 +86,11 @@ def read_object(path: str | pathlib.Path) -> dict[str, Any]:
     return value
 
 
+def read_optional(path: pathlib.Path) -> dict[str, Any]:
+    """The object in a JSON file, as `read_object`; empty if there is no file."""
+    return read_object(path) if path.is_file() else {}
+
+
 _NAMES = {
     dict: "an object",
     list: "a list",
@@ -228,3 +233,8 @@ def checked_fields(
             f"{where}: unknown field {shortened(unknown[0])}; the fields are {', '.join(kinds)}."
         )
     return {name: fields[name] for name in kinds if name in fields}
+
+
+def known_fields(fields: Any, kinds: Mapping[str, FieldType], *, where: object) -> dict[str, Any]:
+    """The fields that `kinds` names, as `checked_fields`; each may be missing, and other fields are ignored."""
+    return checked_fields(fields, kinds, where=where, optional=kinds, others=True)

@@ -9,7 +9,6 @@ text, and BPE without dropout.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,8 +17,16 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
 from bert_keras.io.json_files import shortened
-from bert_keras.text.ragged_ops import masked, masked_rows, repeats, row_numbers
-from bert_keras.text.tokenizer import ROBERTA_PAIR, GraphTokenizer, SpecialTokens
+from bert_keras.text.tokenizer import (
+    ROBERTA_PAIR,
+    SpecialTokens,
+    Tokenizer,
+    digest_lines,
+    masked,
+    masked_rows,
+    repeats,
+    row_numbers,
+)
 from bert_keras.text.vocabulary import Vocabulary
 from bert_keras.text.words import WHITE_SPACE, Words, WordSplitter, byte_alphabet
 
@@ -28,7 +35,7 @@ BPE_TOKENS = {"padding": "<pad>", "unknown": "<unk>", "start": "<s>", "end": "</
 _BUCKETS = 2**63 - 1  # of the hash of a word
 
 
-class ByteBPE(GraphTokenizer):
+class ByteBPE(Tokenizer):
     """RoBERTa's tokenizer: splits text into words with the spaces before them, and merges the bytes of each word.
 
     vocabulary: the tokens in the order of their ids, with a printable character for each byte ("Ġ" for the space), as in a
@@ -76,8 +83,7 @@ class ByteBPE(GraphTokenizer):
     @property
     def digest(self) -> str:
         """SHA-256 of the vocabulary, one token per line, a blank line, and the merges, one per line."""
-        lines = (*self.vocabulary, "", *self.merges)
-        return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
+        return digest_lines((*self.vocabulary, "", *self.merges))
 
     @property
     def continues(self) -> np.ndarray:
@@ -86,29 +92,24 @@ class ByteBPE(GraphTokenizer):
 
     @property
     def real(self) -> np.ndarray:
-        """Int32 [R], ids that can occur in text: bytes and the results of merges."""
         return self._real
 
     @property
     def texts(self) -> tuple[bytes, ...]:
-        """The bytes of each token in a text, with the space before a word."""
         return tuple(map(self._bytes_of, self.vocabulary))
 
     def to_vocabulary(self) -> Vocabulary:
-        """All that makes the tokenizer, for its files."""
         return super().to_vocabulary()._replace(merges=self.merges)
 
     def tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
-        """Ids alone, the fast path. text: string [B], UTF-8 -> ragged int32 [B, (T)]. Invalid bytes are dropped."""
         codes = self._without_dropped(tf.strings.unicode_decode(text, "UTF-8", errors="ignore"))[0]
         ids, _, _ = self._tokens(self._split(codes))
         return ids
 
     def tokenize_with_offsets(self, text: tf.Tensor) -> tuple[tf.RaggedTensor, ...]:
-        """Ids and offsets. text: string [B] -> three ragged int32 [B, (T)]: ids, start bytes, end bytes (exclusive).
+        """As in `Tokenizer`. Offsets leave out the spaces before a word.
 
-        Offsets count bytes of `text` as given, without the spaces before a word; a token of spaces alone has no bytes, and
-        stands at its end. The tokens of one character all have its bytes.
+        A token of spaces alone has no bytes, and stands at its end. The tokens of one character all have its bytes.
         """
         decoded = tf.strings.unicode_decode_with_offsets(text, "UTF-8", errors="ignore")
         codes, offsets = self._without_dropped(*decoded)

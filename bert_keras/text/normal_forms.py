@@ -17,8 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from bert_keras.errors import MissingPackageError
-from bert_keras.text.ragged_ops import encode_characters, masked, row_numbers
-from bert_keras.text.tokenizer import GraphTokenizer
+from bert_keras.text.tokenizer import Tokenizer, encode_characters, masked, row_numbers
 
 # This module of TensorFlow Text formats its docstrings when it is imported, so that `python -OO` cannot import it.
 _FORMATS_ITS_DOCSTRINGS = "tensorflow_text.python.ops.wordshape_ops"
@@ -75,7 +74,7 @@ _FILLER = "\x01"
 SIMPLE_SENTENCEPIECE = r"[ -~\x{A3}\x{20AC}\x{2013}\x{2014}\x{2018}-\x{201F}\x{4E00}-\x{9FFF}]*"
 
 
-class Normalizing(GraphTokenizer):
+class Normalizing(Tokenizer):
     """Normalizes text in graph, and moves offsets in the normal form back to offsets in the text.
 
     _simple: a pattern; a row that matches it after ASCII lower-casing is in normal form

@@ -15,6 +15,7 @@ A context [B] that is longer than the encoder's input, with an optional question
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,8 +33,7 @@ from bert_keras.features import (
     WORD_INDEX,
     WorkerRows,
 )
-from bert_keras.text.ragged_ops import repeats, row_numbers
-from bert_keras.text.tokenizer import SpecialTokens, Tokenizer
+from bert_keras.text.tokenizer import SpecialTokens, Tokenizer, repeats, row_numbers
 
 Features = dict[str, tf.Tensor]
 MAX_SEGMENTS = 2  # BERT has two type ids
@@ -154,10 +154,11 @@ class Preprocessor(tf.Module):
         doc_stride: tokens from the start of one window to the start of the next (fewer if fewer fit).
         max_query_length: the most tokens of the question; later tokens are cut off. None cuts it as `longest_first` would: only
             where the context does not fit beside it, and then to half of the window.
-        word_starts: ragged int32 [B, (N)], as `starts` of `words`, whose `word_index` is then returned too.
+        word_starts: ragged int32 [B, (N)], the first byte of each word, ascending.
         Returns the encoder's inputs [W, S], `example_index` [W] in ascending order, and `start_bytes`, `end_bytes` and
         `max_context` [W, S]. Every token of a context is in at least one window, and has the maximum context in exactly one; an
-        empty context has one window.
+        empty context has one window. With `word_starts` also `word_index` [W, S]: the word's index at its first token, in the
+        one window with the most context for it; -1 elsewhere. A word without tokens (only control characters) has no index.
         Raises ValueError for a doc_stride under 1, or if no room is left for the context.
         Source: google-research/bert run_squad.py, convert_examples_to_features and _check_is_max_context.
         """
@@ -166,30 +167,22 @@ class Preprocessor(tf.Module):
             # Stacking refuses unequal batch sizes; some ragged kernels would read past the shorter batch.
             context, question = tf.unstack(tf.stack([context, question]))
         ids, starts, ends = self.tokenizer.tokenize_with_offsets(context)
-        query = None
         rooms = tf.fill([ids.nrows()], self.seq_length - special_tokens)
-        if question is not None:
+        if question is None:
+            window = _Windows(_lengths(ids), rooms=rooms, doc_stride=doc_stride)
+            segments, before = [window.cut(ids)], tf.ones_like(window.example)
+        else:
             query = self.tokenizer.tokenize(question)
             if max_query_length is None:
                 kept, _ = longest_first(_lengths(query), _lengths(ids), room=room)
             else:
                 kept = tf.minimum(_lengths(query), max_query_length)
-            query, rooms = _heads(query, kept), rooms - kept
-        window = _Windows(_lengths(ids), rooms=rooms, doc_stride=doc_stride)
-        segments = [window.cut(ids)]
-        # The number of positions before the context: [CLS], the question and the [SEP] after it.
-        before = tf.ones_like(window.example)
-        if query is not None:
-            segments.insert(0, tf.gather(query, window.example))
-            before += _lengths(segments[0]) + self.tokenizer.pair.separators
+            window = _Windows(_lengths(ids), rooms=rooms - kept, doc_stride=doc_stride)
+            segments = [tf.gather(_heads(query, kept), window.example), window.cut(ids)]
+            # The positions before the context: [CLS], the question and the [SEP] after it.
+            before = 1 + _lengths(segments[0]) + self.tokenizer.pair.separators
         features = self._framed(segments)
-        width = self._width(features[INPUT_WORD_IDS])
-
-        def placed(values: tf.RaggedTensor, default: int) -> tf.Tensor:
-            """The values of the context's tokens at their positions: ragged [W, (T)] -> [W, S]."""
-            positions = tf.ragged.range(before, before + _lengths(values))
-            at = tf.stack([row_numbers(values.row_splits), positions.values], axis=1)
-            return tf.tensor_scatter_nd_update(tf.fill([tf.size(before), width], default), at, values.values)
+        placed = functools.partial(_placed, before=before, width=self._width(features[INPUT_WORD_IDS]))
 
         max_context = window.max_context()
         features |= {
@@ -218,12 +211,7 @@ class Preprocessor(tf.Module):
         return room, special_tokens
 
     def words(self, text: tf.Tensor, starts: tf.RaggedTensor, *, doc_stride: int = 128) -> Features:
-        """Cuts text with known words into windows.
-
-        text: string [B]; starts: ragged int32 [B, (N)], the first byte of each word, ascending.
-        Returns the result of `windows`, and `word_index` [W, S]: the word's index in `starts` at its first token, in the one
-        window with the most context for it; -1 elsewhere. A word without tokens (only control characters) has no index.
-        """
+        """The `windows` of text, string [B], with known words: `starts`, ragged int32 [B, (N)], is its `word_starts`."""
         return self.windows(text, word_starts=starts, doc_stride=doc_stride, max_query_length=None)
 
     def _framed(self, segments: list[tf.RaggedTensor]) -> Features:
@@ -266,9 +254,8 @@ class _Windows:
     """
 
     def __init__(self, lengths: tf.Tensor, *, rooms: tf.Tensor, doc_stride: int) -> None:
-        strides = tf.maximum(
-            tf.minimum(rooms, doc_stride), 1
-        )  # a question may fill the window of an empty context
+        # At least 1: a question may fill the window of an empty context.
+        strides = tf.maximum(tf.minimum(rooms, doc_stride), 1)
         counts = 1 + tf.maximum(lengths - rooms + strides - 1, 0) // strides
         self.example = repeats(counts)  # int32 [W]
         self._rank = tf.ragged.range(counts).values  # among the windows of its row
@@ -301,6 +288,13 @@ class _Windows:
         )
         best = tf.math.unsorted_segment_max(score, tokens.values, self._total)
         return tokens.with_values(tf.cast(score == tf.gather(best, tokens.values), tf.int32))
+
+
+def _placed(values: tf.RaggedTensor, default: int, *, before: tf.Tensor, width: int | tf.Tensor) -> tf.Tensor:
+    """The values of the context's tokens at their positions: ragged [W, (T)] -> [W, S]. before: int32 [W], positions."""
+    positions = tf.ragged.range(before, before + _lengths(values))
+    at = tf.stack([row_numbers(values.row_splits), positions.values], axis=1)
+    return tf.tensor_scatter_nd_update(tf.fill([tf.size(before), width], default), at, values.values)
 
 
 def _first_tokens(starts: tf.RaggedTensor, word_starts: tf.RaggedTensor) -> tf.RaggedTensor:

@@ -23,8 +23,7 @@ from bert_keras.text.normal_forms import (
     tf_text,
     vanishing,
 )
-from bert_keras.text.ragged_ops import repeats, row_numbers
-from bert_keras.text.tokenizer import END, MASK, START, Normalizer, SpecialTokens
+from bert_keras.text.tokenizer import END, MASK, START, Normalizer, SpecialTokens, repeats, row_numbers
 from bert_keras.text.vocabulary import Vocabulary, read_model
 
 # ALBERT's names of the special tokens.
@@ -85,29 +84,24 @@ class SentencePiece(Normalizing):
 
     @property
     def real(self) -> np.ndarray:
-        """Int32 [R], ids that can occur in text: no control symbols, no <unk>."""
         return self._real
 
     @property
     def texts(self) -> tuple[bytes, ...]:
-        """The bytes of each token in a text, with a space before a token that starts a word."""
         return tuple(piece.replace(SPACE, " ").encode() for piece in self.vocabulary)
 
     def to_vocabulary(self) -> Vocabulary:
-        """All that makes the tokenizer, for its files."""
         return Vocabulary(sentencepiece=self.model, lower_case=self.lower_case)
 
     def tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
-        """Ids alone, the fast path. text: string [B], UTF-8 -> ragged int32 [B, (T)]. Invalid bytes are dropped."""
         normal, _ = self._normalize(one_quote(text))
         parts = self._parts(self._kernel().tokenize(normal))
         return parts.with_values(tf.gather(self._part_ids, parts.values))
 
     def tokenize_with_offsets(self, text: tf.Tensor) -> tuple[tf.RaggedTensor, ...]:
-        """Ids and offsets. text: string [B] -> three ragged int32 [B, (T)]: ids, start bytes, end bytes (exclusive).
+        """As in `Tokenizer`. Offsets leave out the space before a word.
 
-        Offsets count bytes of `text` as given, without the space before a word. A token of that space alone starts where its
-        word starts and has no bytes.
+        A token of that space alone starts where its word starts and has no bytes.
         """
         marked = one_quote(text)
         normal, simple = self._normalize(marked)

@@ -1,11 +1,16 @@
-"""The interface of a tokenizer: a text in, ids and byte offsets out."""
+"""The interface of a tokenizer, a text in, ids and byte offsets out, and operations on ragged tensors in few nodes.
+
+TensorFlow prepares the graph of a tokenizer again for each new iterator and each loaded model, also the branches that few texts
+take. `tf.ragged.boolean_mask`, `value_rowids` and `tf.repeat` add many more nodes than the functions here do.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -16,6 +21,8 @@ from bert_keras.text.vocabulary import Vocabulary
 
 # The special tokens of BERT's vocabularies.
 PADDING, UNKNOWN, START, END, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
+# Texts -> texts as a tokenizer normalizes them before it looks for tokens: the input for learning a vocabulary.
+Normalizer = Callable[[Sequence[str]], list[str]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,50 +56,11 @@ BERT_PAIR = PairFormat(separators=1, second_type=1)  # [CLS] A [SEP] B [SEP]
 ROBERTA_PAIR = PairFormat(separators=2, second_type=0)  # <s> A </s></s> B </s>
 
 
-class Tokenizer(Protocol):
-    """The methods and properties that preprocessing, masking, the tasks and checkpoints use.
+class Tokenizer(tf.Module):
+    """The methods and properties that preprocessing, masking, the tasks and checkpoints use; both methods run in graph.
 
-    vocabulary: the tokens in the order of their ids
-    digest: SHA-256 of the vocabulary file, in hex; two tokenizers with equal `digest` and `lower_case` give equal ids
-    continues: bool [V], tokens that continue a word
-    real: int32 [R], ids that can occur in text
-    texts: the bytes of each token in a text, with a space before them if it starts a word
     before_mask: a pattern of the end of a text that a mask after it takes
     """
-
-    special: SpecialTokens
-    pair: PairFormat
-    before_mask: str
-    vocab_size: int
-    lower_case: bool
-
-    @property
-    def vocabulary(self) -> tuple[str, ...]: ...
-
-    @property
-    def digest(self) -> str: ...
-
-    @property
-    def continues(self) -> np.ndarray: ...
-
-    @property
-    def real(self) -> np.ndarray: ...
-
-    @property
-    def texts(self) -> tuple[bytes, ...]: ...
-
-    def to_vocabulary(self) -> Vocabulary:
-        """All that makes the tokenizer, for its files."""
-
-    def tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
-        """text: string [B] -> ragged int32 [B, (T)], ids."""
-
-    def tokenize_with_offsets(self, text: tf.Tensor) -> tuple[tf.RaggedTensor, ...]:
-        """text: string [B] -> three ragged int32 [B, (T)]: ids, start bytes and end bytes (exclusive) in `text`."""
-
-
-class GraphTokenizer(tf.Module):
-    """The parts that all tokenizers share: the vocabulary, graphs for both methods, and single Python strings."""
 
     pair = BERT_PAIR
     before_mask = "$^"  # nothing
@@ -116,9 +84,37 @@ class GraphTokenizer(tf.Module):
         """The tokens in the order of their ids."""
         return self._vocabulary()
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the vocabulary, one token per line; tokenizers with equal `digest` and `lower_case` give equal ids."""
+        return digest_lines(self.vocabulary)
+
+    @property
+    def continues(self) -> np.ndarray:
+        """Bool [V], tokens that continue a word."""
+        raise NotImplementedError
+
+    @property
+    def real(self) -> np.ndarray:
+        """Int32 [R], ids that can occur in text: no special tokens."""
+        raise NotImplementedError
+
+    @property
+    def texts(self) -> tuple[bytes, ...]:
+        """The bytes of each token in a text, with a space before a token that starts a word."""
+        raise NotImplementedError
+
     def to_vocabulary(self) -> Vocabulary:
         """All that makes the tokenizer, for its files."""
         return Vocabulary(tokens=self.vocabulary, lower_case=self.lower_case)
+
+    def tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
+        """Ids alone, the fast path. text: string [B], UTF-8 -> ragged int32 [B, (T)]. Invalid bytes are dropped."""
+        raise NotImplementedError
+
+    def tokenize_with_offsets(self, text: tf.Tensor) -> tuple[tf.RaggedTensor, ...]:
+        """text: string [B] -> three ragged int32 [B, (T)]: ids, start bytes and end bytes (exclusive) in `text` as given."""
+        raise NotImplementedError
 
     def encode(self, text: str) -> list[int]:
         """The ids of one text, without special tokens: `tokenize` for a Python string."""
@@ -135,7 +131,7 @@ class GraphTokenizer(tf.Module):
             raise BertKerasError(f"id {unknown[0]} is not in the vocabulary of {self.vocab_size} tokens.")
         return self._joined([self.vocabulary[one] for one in kept])
 
-    def __reduce__(self) -> tuple[Callable[[], GraphTokenizer], tuple[()]]:
+    def __reduce__(self) -> tuple[Callable[[], Tokenizer], tuple[()]]:
         """Pickles what `__init__` takes: another process makes graphs of its own."""
         return functools.partial(type(self), **self._arguments()), ()
 
@@ -144,14 +140,47 @@ class GraphTokenizer(tf.Module):
         raise NotImplementedError
 
     def _joined(self, pieces: Sequence[str]) -> str:
-        raise NotImplementedError
-
-    def tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
-        raise NotImplementedError
-
-    def tokenize_with_offsets(self, text: tf.Tensor) -> tuple[tf.RaggedTensor, ...]:
+        """The text of tokens."""
         raise NotImplementedError
 
 
-# Texts -> texts as a tokenizer normalizes them before it looks for tokens: the input for learning a vocabulary.
-Normalizer = Callable[[Sequence[str]], list[str]]
+def digest_lines(lines: Iterable[str]) -> str:
+    """SHA-256 of lines, in hex."""
+    return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Operations on ragged tensors
+
+
+def row_numbers(splits: tf.Tensor) -> tf.Tensor:
+    """The row of each value of a ragged tensor: its row_splits, int [B + 1] -> int32 [N]."""
+    at = tf.expand_dims(tf.range(splits[-1]), 0)
+    return tf.squeeze(tf.raw_ops.UpperBound(sorted_inputs=tf.expand_dims(splits, 0), values=at), 0) - 1
+
+
+def repeats(counts: tf.Tensor) -> tf.Tensor:
+    """The index of each count, as often as it says: int [B] -> int32 [N]; [2, 0, 1] -> [0, 0, 2]."""
+    return row_numbers(tf.pad(tf.cumsum(counts), [[1, 0]]))
+
+
+def masked(values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    """The values where a mask, bool [N], is True."""
+    return tf.gather_nd(values, tf.where(mask))
+
+
+def masked_rows(mask: tf.Tensor, *columns: tf.RaggedTensor) -> list[tf.RaggedTensor]:
+    """The values of ragged tensors with the same row_splits where a mask of all values, bool [N], is True."""
+    at = tf.where(mask)
+    before = tf.pad(tf.cumsum(tf.cast(mask, columns[0].row_splits.dtype)), [[1, 0]])
+    splits = tf.gather(before, columns[0].row_splits)
+    return [
+        tf.RaggedTensor.from_row_splits(tf.gather_nd(one.values, at), splits, validate=False)
+        for one in columns
+    ]
+
+
+def encode_characters(codes: tf.Tensor) -> tf.Tensor:
+    """Code points int32 [N] -> the character of each in UTF-8: string [N]."""
+    splits = tf.range(tf.size(codes) + 1)
+    return tf.raw_ops.UnicodeEncode(input_values=codes, input_splits=splits, output_encoding="UTF-8")

@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.io.json_files import (
+    INTEGER,
     OBJECT,
     TEXT,
     FieldType,
     checked_fields,
     is_integer,
+    known_fields,
     list_of,
     object_of,
     or_null,
@@ -196,7 +198,7 @@ _PIPELINES: dict[str, dict[str, dict[str, tuple]]] = {
     },
 }
 _OTHER_MODELS = {"Unigram": "a SentencePiece unigram model"}
-_VOCAB = {"vocab": or_null(object_of(FieldType("a whole number", is_integer)))}
+_VOCAB = {"vocab": or_null(object_of(INTEGER))}
 _MODEL = {"type": or_null(TEXT), **_VOCAB}
 
 
@@ -246,7 +248,9 @@ def read_tokenizer_json(path: pathlib.Path, *, has_pieces: bool) -> Vocabulary:
     pipeline = _PIPELINES["BPE" if kind == "BPE" else "WordPiece"]
     parts = {part: content.get(part) or {} for part in pipeline}
     checked_fields(parts, dict.fromkeys(pipeline, OBJECT), where=path)
-    ids = {} if has_pieces else _ids(parts["model"], path)
+    ids = (
+        {} if has_pieces else known_fields(parts["model"], _MODEL, where=f"the model of {path}").get("vocab")
+    )
     if ids is None or "model" not in content:
         raise BertKerasError(f"{path} holds no WordPiece vocabulary; put a {VOCAB_TXT} beside it.")
     if kind == "BPE":
@@ -279,9 +283,7 @@ def _byte_level(
         return Vocabulary(other=f"byte-level BPE that frames text as {other!r}")
     if has_pieces:
         return Vocabulary(lower_case=False)
-    added = (
-        checked_fields(content, _ADDED, where=path, optional=_ADDED, others=True).get("added_tokens") or ()
-    )
+    added = known_fields(content, _ADDED, where=path).get("added_tokens") or ()
     merges = checked_fields(parts["model"], _MERGES, where=f"the model of {path}", others=True)["merges"]
     return Vocabulary(
         tokens=_in_order_of_ids({**ids, **{token["content"]: token["id"] for token in added}}, path),
@@ -311,18 +313,9 @@ def byte_level_pipeline(ids: Mapping[str, int], merges: Sequence[str]) -> dict[s
     Tokens that no merge makes are added tokens there, which transformers finds in text.
     """
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    plain = {**flags, "normalized": True, "special": False}
-    added = {token: flags | {"lstrip": token == "<mask>"} for token in BYTE_LEVEL_SPECIAL}
-    added |= dict.fromkeys(unmerged_tokens([*ids], merges), plain)
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {"id": ids[token], "content": token, **added[token]}
-            for token in sorted(added, key=ids.__getitem__)
-        ],
+    added = {token: {"lstrip": token == "<mask>"} for token in BYTE_LEVEL_SPECIAL}
+    added |= dict.fromkeys(unmerged_tokens([*ids], merges), {"normalized": True, "special": False})
+    return _with_added(added, ids) | {
         "normalizer": None,
         "pre_tokenizer": level,
         "post_processor": {
@@ -351,17 +344,12 @@ def byte_level_pipeline(ids: Mapping[str, int], merges: Sequence[str]) -> dict[s
 def wordpiece_pipeline(pieces: Sequence[str], *, lower_case: bool) -> dict[str, Any]:
     """The contents of a tokenizer.json for BERT's tokenizer, which limits a word to 200 characters as the original does."""
     ids = {piece: i for i, piece in enumerate(pieces)}
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
     start, end = ({"SpecialToken": {"id": token, "type_id": 0}} for token in ("[CLS]", "[SEP]"))
     first, second = ({"Sequence": {"id": name, "type_id": type_id}} for name, type_id in (("A", 0), ("B", 1)))
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {"id": ids[token], "content": token, **flags} for token in sorted(special, key=ids.__getitem__)
-        ],
+    added: dict[str, dict[str, bool]] = {
+        token: {} for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    }
+    return _with_added(added, ids) | {
         "normalizer": {
             "type": "BertNormalizer",
             "clean_text": True,
@@ -389,8 +377,13 @@ def wordpiece_pipeline(pieces: Sequence[str], *, lower_case: bool) -> dict[str, 
     }
 
 
-def _ids(model: Mapping[str, Any], path: pathlib.Path) -> dict[str, int] | None:
-    """Token -> id, from the model of a tokenizer.json; None if it has no vocabulary."""
-    return checked_fields(model, _MODEL, where=f"the model of {path}", optional=_MODEL, others=True).get(
-        "vocab"
-    )
+def _with_added(added: Mapping[str, Mapping[str, bool]], ids: Mapping[str, int]) -> dict[str, Any]:
+    """The first fields of a tokenizer.json. added: token -> its flags that differ from those of a special token."""
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    tokens = sorted(added, key=ids.__getitem__)
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": ids[token], "content": token, **flags, **added[token]} for token in tokens],
+    }

@@ -11,7 +11,6 @@ it in case folding, control characters, invalid UTF-8 and the word limit, so we 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -29,11 +28,22 @@ from bert_keras.text.normal_forms import (
     tf_text,
     wordpiece_form,
 )
-from bert_keras.text.ragged_ops import masked, masked_rows, row_numbers
-from bert_keras.text.tokenizer import END, MASK, PADDING, START, UNKNOWN, Normalizer, SpecialTokens
+from bert_keras.text.tokenizer import (
+    END,
+    MASK,
+    PADDING,
+    START,
+    UNKNOWN,
+    Normalizer,
+    SpecialTokens,
+    masked,
+    masked_rows,
+    row_numbers,
+)
 from bert_keras.text.vocabulary import read_pieces
 
 CONTINUATION = "##"  # the prefix of every token that continues a word
+_CONTINUES = re.compile(rf"{CONTINUATION}(?=.)")
 _UNUSED = re.compile(r"\[unused\d+\]")
 
 # A longer word is one [UNK] (google-research/bert tokenization.py), counted in characters after normalizing. The kernel's own
@@ -113,11 +123,6 @@ class WordPiece(Normalizing):
             raise BertKerasError(f"{path}: {error}") from error
 
     @property
-    def digest(self) -> str:
-        """SHA-256 of the vocabulary file, one token per line."""
-        return hashlib.sha256("".join(f"{piece}\n" for piece in self.vocabulary).encode()).hexdigest()
-
-    @property
     def continues(self) -> np.ndarray:
         """Bool [V], tokens that continue a word: they start with ##."""
         return np.array([piece.startswith(CONTINUATION) for piece in self.vocabulary])
@@ -133,25 +138,20 @@ class WordPiece(Normalizing):
 
     @property
     def texts(self) -> tuple[bytes, ...]:
-        """The bytes of each token in a text, with a space before a token that starts a word."""
-        continuing = re.compile(rf"{CONTINUATION}(?=.)")
-        pieces = (
-            continuing.sub("", piece, count=1) if continuing.match(piece) else f" {piece}"
+        return tuple(
+            (piece.removeprefix(CONTINUATION) if _CONTINUES.match(piece) else f" {piece}").encode()
             for piece in self.vocabulary
         )
-        return tuple(piece.encode() for piece in pieces)
 
     def tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
-        """Ids alone, the fast path. text: string [B], UTF-8 -> ragged int32 [B, (T)]. Invalid bytes are dropped."""
         normal, _ = self._normalize(self._mark(text))
         ids, _, _ = self._unmark(*self._match(normal))
         return ids
 
     def tokenize_with_offsets(self, text: tf.Tensor) -> tuple[tf.RaggedTensor, ...]:
-        """Ids and offsets. text: string [B] -> three ragged int32 [B, (T)]: ids, start bytes, end bytes (exclusive).
+        """As in `Tokenizer`. A token's bytes include stripped accents that follow its last letter.
 
-        Offsets count bytes of `text` as given, before any normalizing. A token's bytes include stripped accents that follow
-        its last letter. The tokens of one character that normalizing split (a Hangul syllable) all have its bytes.
+        The tokens of one character that normalizing split (a Hangul syllable) all have its bytes.
         """
         marked = self._mark(text)
         normal, simple = self._normalize(marked)
@@ -250,12 +250,8 @@ def _checked_ids(vocabulary: Sequence[str], *, source: str) -> dict[str, int]:
             raise BertKerasError(
                 f"{source}, line {line}: {piece[:40]!r} holds a NUL byte, which no text has; remove it"
             )
-        # A character has 4 bytes at most.
-        if (
-            len(piece) > MAX_PIECE_BYTES // 4
-            and (size := len(piece.removeprefix(CONTINUATION).encode("utf-8", "surrogatepass")))
-            > MAX_PIECE_BYTES
-        ):
+        size = len(piece.removeprefix(CONTINUATION).encode("utf-8", "surrogatepass"))
+        if size > MAX_PIECE_BYTES:
             raise BertKerasError(
                 f"{source}, line {line}: the token {piece[:40]!r}... has {size:,} bytes; wanted at most {MAX_PIECE_BYTES}"
             )

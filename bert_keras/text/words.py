@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from bert_keras.text.ragged_ops import row_numbers
+from bert_keras.text.tokenizer import row_numbers
 
 # The classes of characters. OUTSIDE stands before the first and after the last character of a text.
 OTHER, LETTER, NUMBER, WHITE, SPACE, OUTSIDE = range(6)
