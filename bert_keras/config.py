@@ -265,10 +265,9 @@ class BertConfig(Checked):
         if not path.is_file():
             raise MissingFileError(f"no configuration file at {path}.")
         fields = read_object(path)
+        read = cls.from_google if path.name == "bert_config.json" else cls.from_hugging_face
         try:
-            return (
-                cls.from_google(fields) if path.name == "bert_config.json" else cls.from_hugging_face(fields)
-            )
+            return read(fields)
         except ValueError as error:
             raise BertKerasError(f"{path}: {error}") from error
 

@@ -75,38 +75,30 @@ class Form:
         for key, shift in self.shifts.items():
             name = self.keys[key]
             ours[name] = ours[name] + shift if is_integer(ours[name]) else ours[name]
-        ours["activation"] = self._activation(ours.get("activation", "gelu"))
-        self._refuse_less(fields)
-        self._refuse_projection(ours)
-        if ours.get("embedding_size") == ours["hidden_size"]:
-            ours["embedding_size"] = None
-        return ours
-
-    def _activation(self, theirs: Any) -> str:
-        if not isinstance(theirs, str) or theirs not in self.activations:
+        activation = ours.get("activation", "gelu")
+        if not isinstance(activation, str) or activation not in self.activations:
             raise BertKerasError(
-                f"{self._key_of('activation')} is {shortened(theirs)} in a {self.name}; "
+                f"{self._activation_key} is {shortened(activation)} in a {self.name}; "
                 f"wanted one of {', '.join(self.activations)}."
             )
-        return self.activations[theirs]
-
-    def _key_of(self, name: str) -> str:
-        """The key of one of our fields."""
-        return next(key for key, ours in self.keys.items() if ours == name)
-
-    def _refuse_less(self, fields: Mapping[str, Any]) -> None:
+        ours["activation"] = self.activations[activation]
         for key, least in self.least.items():
             if is_integer(value := fields.get(key, least)) and value < least:
                 raise BertKerasError(
                     f"{key} is {shortened(value)} in a {self.name}; wanted at least {least}."
                 )
+        if ours.get("embedding_size") == ours["hidden_size"]:
+            if self.projects:
+                raise BertKerasError(
+                    f"embedding_size equals hidden_size, {ours['hidden_size']}, in a {self.name}; this model_type also projects "
+                    "embeddings of that width, which is not supported: wanted another embedding_size."
+                )
+            ours["embedding_size"] = None
+        return ours
 
-    def _refuse_projection(self, ours: Mapping[str, Any]) -> None:
-        if self.projects and ours["embedding_size"] == ours["hidden_size"]:
-            raise BertKerasError(
-                f"embedding_size equals hidden_size, {ours['hidden_size']}, in a {self.name}; this model_type also projects "
-                "embeddings of that width, which is not supported: wanted another embedding_size."
-            )
+    @property
+    def _activation_key(self) -> str:
+        return next(key for key, ours in self.keys.items() if ours == "activation")
 
     def write(self, ours: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Our fields, with embedding_width and head_dropout -> the contents of a file."""
@@ -116,10 +108,8 @@ class Form:
                 written[key] = ours[self.written_as.get(key, name)]
         for key, shift in self.shifts.items():
             written[key] -= shift
-        written[self._key_of("activation")] = next(
-            theirs for theirs, name in self.activations.items() if name == ours["activation"]
-        )
-        return written
+        words = {name: theirs for theirs, name in reversed(self.activations.items())}  # the first of each
+        return written | {self._activation_key: words[ours["activation"]]}
 
 
 def _some(names: Iterable[str]) -> str:

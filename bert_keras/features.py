@@ -23,9 +23,7 @@ DTYPE = "int32"
 
 # The outputs of preprocessing, beside the encoder's inputs, for text that is cut into windows.
 EXAMPLE_INDEX = "example_index"  # int32 [W], the example that a window was cut from
-START_BYTES = (
-    "start_bytes"  # int32 [W, S], the start of a token in the original string; -1 outside the context
-)
+START_BYTES = "start_bytes"  # int32 [W, S], the start of a token in its text; -1 outside the context
 END_BYTES = "end_bytes"  # int32 [W, S], its end (exclusive); -1 outside the context
 MAX_CONTEXT = "max_context"  # int32 [W, S], 1 where no other window shows this token with more context
 WORD_INDEX = "word_index"  # int32 [W, S], the word whose first token is here; -1 elsewhere

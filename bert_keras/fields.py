@@ -155,7 +155,7 @@ def add_flags(
     """Adds a flag for each field; a flag that is not given is not in the parsed arguments.
 
     parser: an argparse parser or group
-    settings: a class, or an instance whose values the help shows as the defaults
+    settings: a class, or an instance whose values the help shows as the defaults, unless they are None or False
     only, without: names of the fields that get a flag, and of those that get none
     negatable: a switch has the form --no-NAME too, for settings that are on by default in some recipe
     """
@@ -164,7 +164,9 @@ def add_flags(
         if name in without or (only is not None and name not in only):
             continue
         form = _form(annotation, field.metadata["choices"], negatable=negatable)
-        text = _help(field, getattr(settings, name, None))
+        default = getattr(settings, name, None)
+        known = default is not None and default is not False
+        text = field.metadata["help"] + (f" (default: {format_value(default)})" if known else "")
         parser.add_argument(flag_of(name), **form, default=argparse.SUPPRESS, help=text)
 
 
@@ -214,12 +216,6 @@ def _json(text: str) -> Any:
         return parse_json(text, source=repr(text))
     except BertKerasError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _help(field: dataclasses.Field, default: Any) -> str:
-    """The help of a field, with its default unless that is None or False."""
-    known = default is not None and default is not False
-    return field.metadata["help"] + (f" (default: {format_value(default)})" if known else "")
 
 
 def format_value(value: Any) -> str:

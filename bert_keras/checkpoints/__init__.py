@@ -98,7 +98,7 @@ def read(path: Path) -> Checkpoint:
     # Checked before an encoder of the config's sizes is made, so that the encoder is never larger than the file.
     must_be_there = (name for name in variable_shapes(config) if name.split("/")[0] not in _MAY_LACK)
     lacking = [name for name in must_be_there if name not in tensors]
-    refuse_lacking(lacking, tensors, config, unknown=unknown, named=f"{source.file}: ")
+    refuse_lacking(lacking, checkpoint, layers=config.num_layers, named=f"{source.file}: ")
     # A class whose heads were not read does not describe these tensors.
     classes = [architecture for heads, architecture in ARCHITECTURES if heads <= checkpoint.parts]
     known = source.architecture if source.architecture in classes else None
@@ -110,9 +110,9 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
 
     path: the folder; if it holds files, `overwrite=True` replaces files of the same names and keeps other files
 
-    Everything is written under a temporary name first, under the folder's lock. In Hugging Face's format, model_type is the first
-    of MODEL_TYPES that computes the same numbers. Returns the parts that are left out: our names of the tensors that the format
-    cannot hold, such as heads or the pooler of an ELECTRA; "the tokenizer (NAME)" for one that is not supported; "the labels".
+    In Hugging Face's format, model_type is the first of MODEL_TYPES that computes the same numbers. Returns the parts that are
+    left out: our names of the tensors that the format cannot hold, such as heads or the pooler of an ELECTRA; "the tokenizer
+    (NAME)" for one that is not supported; "the labels".
 
     Raises BertKerasError if a weight is NaN or infinite, or if the format's library would compute other numbers from the config;
     TakenError if the folder is not empty; OSError if it cannot be written.
@@ -145,8 +145,7 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
 
 def _refuse_inexpressible(form: Format, config: BertConfig) -> None:
     for field, only in form.keeps.items():
-        value = getattr(config, field)
-        wanted = getattr(config, only) if isinstance(only, str) and hasattr(config, only) else only
+        value, wanted = getattr(config, field), getattr(config, str(only), only)
         if value != wanted:
             raise BertKerasError(
                 f"{field} is {value!r}; the {form.name} library always computes with {wanted!r}: "
@@ -242,8 +241,8 @@ def _tokenizer(vocabulary: Vocabulary, lower_case: bool | None, *, named: str) -
     named = f"{vocabulary.file}: " if vocabulary.file else named
     if vocabulary.other is not None:
         raise BertKerasError(
-            f"{named}the checkpoint's tokenizer is {vocabulary.other}, which is not "
-            "supported; use its weights with ids from another library's tokenizer."
+            f"{named}the checkpoint's tokenizer is {vocabulary.other}, which is not supported; use its weights with ids from "
+            "another library's tokenizer."
         )
     try:
         lower_case = lower_cases(vocabulary) if lower_case is None else lower_case

@@ -7,12 +7,14 @@ import contextlib
 import dataclasses
 import pathlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from bert_keras.config import BertConfig
+from bert_keras.errors import BertKerasError
+from bert_keras.io.json_files import shortened
 from bert_keras.text.vocabulary import Vocabulary
 
 # -----------------------------------------------------------------------------------------------------------
@@ -237,6 +239,15 @@ class OpenFile:
     architecture: str | None = None
     labels: tuple[str, ...] | None = None
     problem_type: str | None = None
+
+
+def refuse_shards_outside(index: pathlib.Path, names: Iterable[str]) -> None:
+    """Raises BertKerasError unless each file that an index of shards names is in its folder."""
+    for name in names:
+        if pathlib.PurePath(name).name != name or not (index.parent / name).is_file():
+            raise BertKerasError(
+                f"{index} names the shard {shortened(name)}, which is not a file in its folder."
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from bert_keras.checkpoints.checkpoint import (
     OpenFile,
     choose_architecture,
     numpy_dtype,
+    refuse_shards_outside,
 )
 from bert_keras.checkpoints.hugging_face_tokenizer import read_tokenizer, write_tokenizer
 from bert_keras.config import BertConfig
@@ -34,7 +35,6 @@ from bert_keras.io.json_files import (
     or_null,
     read_object,
     read_optional,
-    shortened,
 )
 
 SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
@@ -308,11 +308,7 @@ def _shards(folder: pathlib.Path, stem: str) -> list[pathlib.Path]:
     names = read_object(index).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise BertKerasError(f"{index} has no weight_map of file names.")
-    for name in set(names.values()):
-        if pathlib.PurePath(name).name != name or not (folder / name).is_file():
-            raise BertKerasError(
-                f"{index} names the shard {shortened(name)}, which is not a file in its folder."
-            )
+    refuse_shards_outside(index, set(names.values()))
     return [folder / name for name in sorted(set(names.values()))]
 
 

@@ -17,6 +17,7 @@ from bert_keras.checkpoints.checkpoint import (
     Format,
     Names,
     OpenFile,
+    refuse_shards_outside,
     slashed,
     variable_shapes,
 )
@@ -155,13 +156,11 @@ def _open(folder: pathlib.Path, config: BertConfig) -> Iterator[OpenFile]:
 def _check_shards(file: pathlib.Path) -> None:
     """Raises BertKerasError for a list of shards with a file outside its folder, which Keras would open."""
     content = checked_fields(read_object(file), {"weight_map": OBJECT}, where=file, others=True)
-    names = content["weight_map"].values()
-    checked_fields({"weight_map": list(names)}, {"weight_map": list_of(_FILES)}, where=file)
-    for name in {name for found in names for name in (found if isinstance(found, list) else [found])}:
-        if pathlib.PurePath(name).name != name or not (file.parent / name).is_file():
-            raise BertKerasError(
-                f"{file} names the shard {shortened(name)}, which is not a file in its folder."
-            )
+    names = [*content["weight_map"].values()]
+    checked_fields({"weight_map": names}, {"weight_map": list_of(_FILES)}, where=file)
+    refuse_shards_outside(
+        file, {name for found in names for name in (found if isinstance(found, list) else [found])}
+    )
 
 
 def _heads(file: pathlib.Path) -> dict[str, tuple[int, ...]]:

@@ -69,37 +69,35 @@ def _our_outputs(checkpoint: Checkpoint, features: dict[str, np.ndarray]) -> dic
     from bert_keras.model.heads import MaskedLMHead, NextSentenceHead, ReplacedTokenHead
 
     parts = checkpoint.parts
-    wanted = ALL if "pooler" in parts else tuple(name for name in ALL if name != POOLED_OUTPUT)
-    encoder = BertEncoder(checkpoint.config, outputs=wanted)
+    outputs = tuple(name for name in ALL if "pooler" in parts or name != POOLED_OUTPUT)
+    encoder = BertEncoder(checkpoint.config, outputs=outputs)
     heads: dict[str, Any] = {
         "masked_lm": MaskedLMHead(encoder),
         "next_sentence": NextSentenceHead(config=checkpoint.config),
         "replaced_token": ReplacedTokenHead(config=checkpoint.config),
     }
     assign(checkpoint, encoder, **{name: head for name, head in heads.items() if name in parts})
-    outputs = encoder(features)
+    given = encoder(features)
     rows, length = features[INPUT_WORD_IDS].shape
     everywhere = np.tile(np.arange(length, dtype="int32"), (rows, 1))
-    found = {"embeddings": outputs[EMBEDDING_OUTPUT]}
-    found |= {f"block_{i}": states for i, states in enumerate(outputs[ENCODER_OUTPUTS])}
-    found["masked_lm"] = heads["masked_lm"](outputs[SEQUENCE_OUTPUT], everywhere)
-    found["replaced_token"] = heads["replaced_token"](outputs[SEQUENCE_OUTPUT])
+    found = {"embeddings": given[EMBEDDING_OUTPUT]}
+    found |= {f"block_{i}": states for i, states in enumerate(given[ENCODER_OUTPUTS])}
+    found["masked_lm"] = heads["masked_lm"](given[SEQUENCE_OUTPUT], everywhere)
+    found["replaced_token"] = heads["replaced_token"](given[SEQUENCE_OUTPUT])
     if "pooler" in parts:
-        found[POOLED_OUTPUT] = outputs[POOLED_OUTPUT]
-        found["next_sentence"] = heads["next_sentence"](outputs[POOLED_OUTPUT])
+        found[POOLED_OUTPUT] = given[POOLED_OUTPUT]
+        found["next_sentence"] = heads["next_sentence"](given[POOLED_OUTPUT])
     return {name: np.asarray(value) for name, value in found.items()}
 
 
 # model_type -> our head -> the class of transformers that has the head, and its output.
+_MASKED_LM = {"masked_lm": ("ForMaskedLM", "logits")}
 _LOGITS = {
-    "bert": {
-        "masked_lm": ("ForMaskedLM", "logits"),
-        "next_sentence": ("ForNextSentencePrediction", "logits"),
-    },
-    "albert": {"masked_lm": ("ForMaskedLM", "logits"), "next_sentence": ("ForPreTraining", "sop_logits")},
-    "electra": {"masked_lm": ("ForMaskedLM", "logits"), "replaced_token": ("ForPreTraining", "logits")},
-    "roberta": {"masked_lm": ("ForMaskedLM", "logits")},
-    "distilbert": {"masked_lm": ("ForMaskedLM", "logits")},
+    "bert": _MASKED_LM | {"next_sentence": ("ForNextSentencePrediction", "logits")},
+    "albert": _MASKED_LM | {"next_sentence": ("ForPreTraining", "sop_logits")},
+    "electra": _MASKED_LM | {"replaced_token": ("ForPreTraining", "logits")},
+    "roberta": _MASKED_LM,
+    "distilbert": _MASKED_LM,
 }
 
 
@@ -110,10 +108,10 @@ def _transformers_outputs(
     import transformers
 
     names = names_in(folder)
-    model_type = names.model_type
-    if model_type not in _LOGITS:
+    if names.model_type not in _LOGITS:
         raise BertKerasError(
-            f"transformers has no model of model_type {model_type!r}: none of {', '.join(_LOGITS)} computes this configuration."
+            f"transformers has no model of model_type {names.model_type!r}: none of {', '.join(_LOGITS)} computes this "
+            "configuration."
         )
     word_ids, mask, type_ids = (torch.from_numpy(array.astype("int64")) for array in features.values())
     types = {"token_type_ids": type_ids} if checkpoint.config.has_types else {}
@@ -134,7 +132,7 @@ def _transformers_outputs(
         found = {"embeddings": embedded} | {f"block_{i}": states for i, states in enumerate(blocks)}
         if "pooler" in parts and "pooler" in names.table["pooler"]:  # RoBERTa's classifier has its own
             found[POOLED_OUTPUT] = outputs.pooler_output
-        for head, (architecture, output) in _LOGITS[model_type].items():
+        for head, (architecture, output) in _LOGITS[names.model_type].items():
             if head in parts and (head != "next_sentence" or "pooler" in parts):
                 found[head] = getattr(run(architecture), output)
     finally:
@@ -148,12 +146,11 @@ def _keras_hub_outputs(
     import keras
 
     backbone = keras_hub().models.BertBackbone.from_preset(str(folder), dtype="float32")
-    layers = {f"block_{i}": f"transformer_layer_{i}" for i in range(checkpoint.config.num_layers)}
-    outputs = {
-        name: backbone.get_layer(layer).output
-        for name, layer in ({"embeddings": "embeddings_layer_norm"} | layers).items()
-    }
-    model = keras.Model(backbone.inputs, outputs | {POOLED_OUTPUT: backbone.get_layer("pooled_dense").output})
+    layers = {"embeddings": "embeddings_layer_norm"}
+    layers |= {f"block_{i}": f"transformer_layer_{i}" for i in range(checkpoint.config.num_layers)}
+    layers |= {POOLED_OUTPUT: "pooled_dense"}
+    outputs = {name: backbone.get_layer(layer).output for name, layer in layers.items()}
+    model = keras.Model(backbone.inputs, outputs)
     inputs = dict(zip(("token_ids", "padding_mask", "segment_ids"), features.values(), strict=True))
     # By name, because Keras flattens a dict in another order.
     return {

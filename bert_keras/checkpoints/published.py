@@ -18,7 +18,7 @@ _FAMILIES = {
     "roberta": ("FacebookAI", ("mit", "huggingface.co/FacebookAI, model cards")),
     "distilbert": ("distilbert", ("apache-2.0", "huggingface.co/distilbert, model cards")),
 }
-_MINILM = ("apache-2.0", "huggingface.co/sentence-transformers, model cards")
+_Row = tuple[str, str, int, bool | None]  # name, size, vocabulary in tokens, cased
 
 # The sizes of the published vocabularies, in tokens.
 UNCASED, CASED, CHINESE = 30522, 28996, 21128
@@ -57,27 +57,20 @@ class KnownModel:
         return about | sizes | {"license": licence, "license_source": source}
 
 
-def _known(
-    name: str,
-    address: str,
-    size: str | BertConfig,
-    vocab_size: int,
-    *,
-    cased: bool | None,
-    family: str = "bert",
-    licence: tuple[str, str] | None = None,
-) -> KnownModel:
-    """A row. size: the name of a size or a configuration; licence: the family's unless given."""
-    config = size if isinstance(size, BertConfig) else BertConfig.named(size, vocab_size=vocab_size)
-    licence = licence or _FAMILIES[family][1]
-    return KnownModel(name=name, address=address, family=family, config=config, cased=cased, licence=licence)
+def _known(base: str, row: _Row, *, family: str = "bert") -> KnownModel:
+    """The model of a row. base: the address without the name."""
+    name, size, vocab_size, cased = row
+    config, licence = BertConfig.named(size, vocab_size=vocab_size), _FAMILIES[family][1]
+    return KnownModel(
+        name=name, address=base + name, family=family, config=config, cased=cased, licence=licence
+    )
 
 
 # -----------------------------------------------------------------------------------------------------------
 # Hugging Face
 
-# Family -> name, size, vocabulary, cased. The repositories are OWNER/NAME.
-_REPOSITORIES: dict[str, tuple[tuple[str, str, int, bool | None], ...]] = {
+# By family. The repositories are OWNER/NAME.
+_REPOSITORIES: dict[str, tuple[_Row, ...]] = {
     "bert": (
         ("bert-base-uncased", "base", UNCASED, False),
         ("bert-base-cased", "base", CASED, True),
@@ -111,17 +104,17 @@ _MINILM_L6 = BertConfig(
 )
 _HUGGING_FACE = (
     *(
-        _known(name, f"hf://{_FAMILIES[family][0]}/{name}", size, vocab_size, cased=cased, family=family)
-        for family, models in _REPOSITORIES.items()
-        for name, size, vocab_size, cased in models
+        _known(f"hf://{_FAMILIES[family][0]}/", row, family=family)
+        for family, rows in _REPOSITORIES.items()
+        for row in rows
     ),
-    _known(
-        "all-MiniLM-L6-v2",
-        "hf://sentence-transformers/all-MiniLM-L6-v2",
-        _MINILM_L6,
-        UNCASED,
+    KnownModel(
+        name="all-MiniLM-L6-v2",
+        address="hf://sentence-transformers/all-MiniLM-L6-v2",
+        family="bert",
+        config=_MINILM_L6,
         cased=False,
-        licence=_MINILM,
+        licence=("apache-2.0", "huggingface.co/sentence-transformers, model cards"),
     ),
 )
 
@@ -129,28 +122,28 @@ _HUGGING_FACE = (
 # Google's archives: google-research/bert README.md
 
 GOOGLE_URL = "https://storage.googleapis.com/bert_models/"
-# Name -> the release in the archive's address, size, vocabulary, cased.
-_RELEASES: dict[str, tuple[str, str, int, bool | None]] = {
-    "uncased_L-24_H-1024_A-16": ("2018_10_18", "large", UNCASED, False),
-    "cased_L-12_H-768_A-12": ("2018_10_18", "base", CASED, True),
-    "cased_L-24_H-1024_A-16": ("2018_10_18", "large", CASED, True),
-    "multilingual_L-12_H-768_A-12": ("2018_11_03", "base", MULTILINGUAL_UNCASED, False),
-    "chinese_L-12_H-768_A-12": ("2018_11_03", "base", CHINESE, None),
-    "multi_cased_L-12_H-768_A-12": ("2018_11_23", "base", MULTILINGUAL_CASED, True),
-    "wwm_uncased_L-24_H-1024_A-16": ("2019_05_30", "large", UNCASED, False),
-    "wwm_cased_L-24_H-1024_A-16": ("2019_05_30", "large", CASED, True),
-} | {
+# Each row, and the release in the archive's address.
+_RELEASES: tuple[tuple[_Row, str], ...] = (
+    (("uncased_L-24_H-1024_A-16", "large", UNCASED, False), "2018_10_18"),
+    (("cased_L-12_H-768_A-12", "base", CASED, True), "2018_10_18"),
+    (("cased_L-24_H-1024_A-16", "large", CASED, True), "2018_10_18"),
+    (("multilingual_L-12_H-768_A-12", "base", MULTILINGUAL_UNCASED, False), "2018_11_03"),
+    (("chinese_L-12_H-768_A-12", "base", CHINESE, None), "2018_11_03"),
+    (("multi_cased_L-12_H-768_A-12", "base", MULTILINGUAL_CASED, True), "2018_11_23"),
+    (("wwm_uncased_L-24_H-1024_A-16", "large", UNCASED, False), "2019_05_30"),
+    (("wwm_cased_L-24_H-1024_A-16", "large", CASED, True), "2019_05_30"),
     # The 24 sizes of Turc et al. 2019. Base was trained anew for them; the name alone stands for the first release.
-    f"uncased_{size}_A-{SIZES[size][1] // 64}": ("2020_02_20", size, UNCASED, False)
-    for size in SIZES
-    if size.startswith("L-")
-}
-_RELEASES["uncased_L-12_H-768_A-12"] = ("2018_10_18", "base", UNCASED, False)
-_GOOGLE = tuple(
-    _known(name, f"google://{name}", size, vocab_size, cased=cased)
-    for name, (_, size, vocab_size, cased) in _RELEASES.items()
+    *(
+        (
+            (f"uncased_{size}_A-{width // 64}", size, UNCASED, False),
+            "2018_10_18" if size == "L-12_H-768" else "2020_02_20",
+        )
+        for size, (_, width) in SIZES.items()
+        if size.startswith("L-")
+    ),
 )
-GOOGLE_ARCHIVES = {name: f"{release}/{name}.zip" for name, (release, *_) in _RELEASES.items()}
+_GOOGLE = tuple(_known("google://", row) for row, _ in _RELEASES)
+GOOGLE_ARCHIVES = {row[0]: f"{release}/{row[0]}.zip" for row, release in _RELEASES}
 
 # -----------------------------------------------------------------------------------------------------------
 # Model Garden's archives, the same weights for TensorFlow 2: tensorflow/models official/nlp/docs/pretrained_models.md
@@ -179,21 +172,18 @@ _MODEL_GARDEN = tuple(
 # -----------------------------------------------------------------------------------------------------------
 # KerasHub's presets of BERT. The library's own table has more, and their downloads.
 
-_PRESETS: dict[str, tuple[str, int, bool | None]] = {
-    "bert_tiny_en_uncased": ("tiny", UNCASED, False),
-    "bert_small_en_uncased": ("small", UNCASED, False),
-    "bert_medium_en_uncased": ("medium", UNCASED, False),
-    "bert_base_en_uncased": ("base", UNCASED, False),
-    "bert_base_en": ("base", CASED, True),
-    "bert_base_zh": ("base", CHINESE, None),
-    "bert_base_multi": ("base", MULTILINGUAL_CASED, True),
-    "bert_large_en_uncased": ("large", UNCASED, False),
-    "bert_large_en": ("large", CASED, True),
-}
-_KERAS_HUB = tuple(
-    _known(name, f"keras_hub://{name}", size, vocab_size, cased=cased)
-    for name, (size, vocab_size, cased) in _PRESETS.items()
+_PRESETS: tuple[_Row, ...] = (
+    ("bert_tiny_en_uncased", "tiny", UNCASED, False),
+    ("bert_small_en_uncased", "small", UNCASED, False),
+    ("bert_medium_en_uncased", "medium", UNCASED, False),
+    ("bert_base_en_uncased", "base", UNCASED, False),
+    ("bert_base_en", "base", CASED, True),
+    ("bert_base_zh", "base", CHINESE, None),
+    ("bert_base_multi", "base", MULTILINGUAL_CASED, True),
+    ("bert_large_en_uncased", "large", UNCASED, False),
+    ("bert_large_en", "large", CASED, True),
 )
+_KERAS_HUB = tuple(_known("keras_hub://", row) for row in _PRESETS)
 
 KNOWN = {model.name: model for model in (*_HUGGING_FACE, *_GOOGLE, *_MODEL_GARDEN, *_KERAS_HUB)}
 ADDRESSES = {model.address: model for model in KNOWN.values()}

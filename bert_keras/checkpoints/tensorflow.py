@@ -39,8 +39,10 @@ def _find(path: pathlib.Path, *, object_graph: bool) -> pathlib.Path | None:
 
     object_graph: True for a checkpoint with an object graph (TensorFlow 2), False for one without
     """
-    prefix = _prefix_at(path)
-    return prefix if prefix is not None and _has_object_graph(prefix) == object_graph else None
+    if (prefix := _prefix_at(path)) is None:
+        return None
+    with _reader(prefix) as reader:
+        return prefix if reader.has_tensor(_OBJECT_GRAPH) == object_graph else None
 
 
 def _prefix_at(path: pathlib.Path) -> pathlib.Path | None:
@@ -58,11 +60,6 @@ def _prefix_at(path: pathlib.Path) -> pathlib.Path | None:
         if prefix.with_name(f"{prefix.name}.index").is_file():
             return prefix
     return None
-
-
-def _has_object_graph(prefix: pathlib.Path) -> bool:
-    with _reader(prefix) as reader:
-        return reader.has_tensor(_OBJECT_GRAPH)
 
 
 @contextlib.contextmanager
@@ -151,10 +148,6 @@ _OUTPUT_WEIGHTS = {
 _NO_WEIGHT = re.compile(
     r"(^|/)(adam_[mv]|lamb_[mv]|global_step|beta[12]_power|good_steps|loss_scale|current_loss_scale)$"
 )
-
-
-def _google_name(name: str) -> str | None:
-    return None if _NO_WEIGHT.search(name) else name
 
 
 def _save_google(
@@ -270,7 +263,11 @@ def _format(name: str, names: Names, save: Callable[..., None], *, files: str, o
 
 GOOGLE = _format(
     "google",
-    slashed(table=_GOOGLE_TABLE, layouts=_OUTPUT_WEIGHTS, current=_google_name),
+    slashed(
+        table=_GOOGLE_TABLE,
+        layouts=_OUTPUT_WEIGHTS,
+        current=lambda name: None if _NO_WEIGHT.search(name) else name,
+    ),
     _save_google,
     files="one *.index of variable names",
     object_graph=False,

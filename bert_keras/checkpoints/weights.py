@@ -12,7 +12,6 @@ from bert_keras.checkpoints.checkpoint import (
     HEADS,
     Checkpoint,
     Format,
-    Names,
     OpenFile,
     Row,
     numpy_dtype,
@@ -87,9 +86,7 @@ def assign(
     allowed = {*fresh} | (set() if POOLED_OUTPUT in encoder.outputs_wanted else {"pooler"})
     missing = [name for name in variables if name not in checkpoint.tensors]
     fatal = [name for name in missing if name.split("/")[0] not in allowed]
-    refuse_lacking(
-        fatal, checkpoint.tensors, encoder.config, unknown=checkpoint.unknown, named=checkpoint.prefix
-    )
+    refuse_lacking(fatal, checkpoint, layers=encoder.config.num_layers, named=checkpoint.prefix)
     matched = [name for name in variables if name in checkpoint.tensors]
     for name in matched:
         given, wanted = checkpoint.tensors[name].shape, tuple(variables[name].shape)
@@ -109,27 +106,20 @@ def assign(
     )
 
 
-def refuse_lacking(
-    lacking: Sequence[str],
-    tensors: Mapping[str, np.ndarray],
-    config: BertConfig,
-    *,
-    unknown: Sequence[str],
-    named: str,
-) -> None:
-    """Raises BertKerasError if variables have no tensor; `named` is the prefix of the error."""
+def refuse_lacking(lacking: Sequence[str], checkpoint: Checkpoint, *, layers: int, named: str) -> None:
+    """Raises BertKerasError if variables have no tensor. layers: those of the model; named: the prefix of the error."""
     if not lacking:
         return
     parts = sorted({name.split("/")[0] for name in lacking})
-    if not unknown and {*parts} <= {*HEADS} - {name.split("/")[0] for name in tensors}:
+    if not checkpoint.unknown and {*parts} <= {*HEADS} - checkpoint.parts:
         first = "masked_lm" if "masked_lm" in parts else parts[0]
         raise BertKerasError(f"{named}the checkpoint has no {_HEAD_WORDS[first]}")
     hint = "; fresh=('pooler',) initializes it randomly" if parts == ["pooler"] else ""
-    layers = {name.split("/")[0] for name in tensors if name.startswith("block_")}
-    if layers and not layers & set(parts) and all(part.startswith("block_") for part in parts):
-        hint = f"; it has {len(layers)} layers, and num_hidden_layers is {config.num_layers}"
-    elif unknown:
-        hint += f"; it has tensors of unknown names: {first_names(unknown, 4)}"
+    there = {part for part in checkpoint.parts if part.startswith("block_")}
+    if there and not there & {*parts} and all(part.startswith("block_") for part in parts):
+        hint = f"; it has {len(there)} layers, and num_hidden_layers is {layers}"
+    elif checkpoint.unknown:
+        hint += f"; it has tensors of unknown names: {first_names(checkpoint.unknown, 4)}"
     raise BertKerasError(f"{named}the checkpoint has no {first_names(lacking)}{hint}.")
 
 
@@ -256,7 +246,9 @@ def read_tensors(
             f"{_other_model_types(form, config, source)}; its tensors are {first_names(source.shapes, 4)}."
         )
     if not tied:  # the file's masked-LM head has its own weights; our head shares the embeddings
-        unknown += [raw for raw, row in known if _is_masked_lm(row, names)]
+        unknown += [
+            raw for raw, row in known if row.ours.startswith("masked_lm/") or row.theirs in names.duplicates
+        ]
         tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("masked_lm/")}
     return tensors, tuple(sorted(unknown))
 
@@ -290,10 +282,6 @@ def _known_rows(config: BertConfig, source: OpenFile) -> tuple[list[tuple[str, R
             )
         known.append((raw, rows[name]))
     return known, unknown
-
-
-def _is_masked_lm(row: Row, names: Names) -> bool:
-    return row.ours.startswith("masked_lm/") or row.theirs in names.duplicates
 
 
 def _other_model_types(form: Format, config: BertConfig, source: OpenFile) -> str:

@@ -18,10 +18,8 @@ from bert_keras.errors import BertKerasError, MissingPackageError, WorkerLost
 from bert_keras.io.signals import exit_code
 
 PATH: dict[str, Any] = {"type": os.path.expanduser}  # a shell does not expand ~ after `=` or in quotes
-SEVERAL: dict[str, Any] = {
-    "nargs": "+",
-    "action": "extend",
-}  # several values after a flag, which may be repeated
+# Several values after a flag, which may be repeated.
+SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend"}
 SECONDS, PARTS = 30.0, 100  # between two lines about long work; the most lines about it
 # Errors that are printed in one line. Any other error is a bug and keeps its traceback.
 EXPECTED = (BertKerasError, OSError)

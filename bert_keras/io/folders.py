@@ -76,7 +76,12 @@ def atomic_folder(path: pathlib.Path, *, existing: Existing = "refuse") -> Itera
         with locked(path if there else work, output=path):
             try:
                 _settle(path, work)
-                _check(path, there=there, existing=existing)
+                if path.exists() != there:
+                    raise TakenError(
+                        f"{path} was written by another process at the same time; give another folder."
+                    )
+                if there and existing == "refuse":
+                    _refuse_files(path)
                 (work / NEW).mkdir(parents=True)
                 yield work / NEW
                 _publish(path, work, there=there, existing=existing)
@@ -86,14 +91,6 @@ def atomic_folder(path: pathlib.Path, *, existing: Existing = "refuse") -> Itera
         _remove_empty(work, *made)
         raise
     _remove_empty(work)
-
-
-def _check(path: pathlib.Path, *, there: bool, existing: str) -> None:
-    """Raises TakenError if the folder has files that must stay."""
-    if path.exists() != there:
-        raise TakenError(f"{path} was written by another process at the same time; give another folder.")
-    if there and existing == "refuse":
-        _refuse_files(path)
 
 
 def _refuse_files(path: pathlib.Path) -> None:

@@ -21,9 +21,7 @@ from typing import Any
 from bert_keras.errors import BertKerasError
 
 ROOT = pathlib.Path(__file__).parents[2]
-PATTERN = frozenset(
-    "*?[]\\"
-)  # TensorFlow reads a checkpoint's path with one of these characters as a pattern
+PATTERN = frozenset("*?[]\\")  # TensorFlow reads a checkpoint's path with one of these as a pattern
 # TensorFlow has gs, and ram, which is memory for tests. The others are named here so that a path with one of them raises an error
 # that says so, and not one about a local file.
 SCHEMES = ("gs", "ram", "s3", "az", "hdfs")
@@ -253,14 +251,10 @@ class RemotePath(pathlib.PosixPath):
         with _errors(self):
             _gfile().rmtree(str(self))
 
-    def absolute(self) -> "RemotePath":
-        return self
-
     def resolve(self, strict: bool = False) -> "RemotePath":
         return self
 
-    def expanduser(self) -> "RemotePath":
-        return self
+    absolute = expanduser = resolve
 
     def is_symlink(self) -> bool:
         return False

@@ -33,9 +33,7 @@ class HungUp(Terminated):
     number = getattr(signal, "SIGHUP", 0)  # Windows has none
 
 
-_TERMINATING: dict[int, type[Terminated]] = {
-    kind.number: kind for kind in (Terminated, HungUp) if kind.number
-}
+_TERMINATING = {kind.number: kind for kind in (Terminated, HungUp) if kind.number}
 
 
 class Stop:
@@ -79,6 +77,10 @@ def _leave_terminal(number: int) -> None:
                     os.dup2(nowhere.fileno(), stream)
 
 
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
 @contextlib.contextmanager
 def _handled(
     handlers: Mapping[int, Callable[[int, FrameType | None], Any] | signal.Handlers],
@@ -97,8 +99,7 @@ def interruptible() -> Iterator[None]:
 
     TensorFlow's C++ drops an error that rises in the Python that it calls, and may then fail with another one.
     """
-    main = threading.current_thread() is threading.main_thread()
-    ours = main and signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    ours = _in_main_thread() and signal.getsignal(signal.SIGINT) == signal.default_int_handler
     _raised.clear()
     with _handled({signal.SIGINT: _interrupt} if ours else {}):
         try:
@@ -112,8 +113,8 @@ def interruptible() -> Iterator[None]:
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
     """Within it, SIGTERM and SIGHUP raise Terminated, unless the process ignores or handles them already, as under `nohup`."""
-    main = threading.current_thread() is threading.main_thread()
-    default = [number for number in _TERMINATING if main and signal.getsignal(number) == signal.SIG_DFL]
+    given = _TERMINATING if _in_main_thread() else ()
+    default = [number for number in given if signal.getsignal(number) == signal.SIG_DFL]
     with _handled(dict.fromkeys(default, _terminate)):
         yield
 
@@ -127,7 +128,7 @@ def postponed() -> Iterator[Stop]:
     """
     stop = Stop()
     raising: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
+    if _in_main_thread():
         outside = {number: signal.getsignal(number) for number in (signal.SIGINT, *_TERMINATING)}
         raising = {
             number: handler
@@ -165,7 +166,7 @@ def tracing() -> Iterator[None]:
 @contextlib.contextmanager
 def unhandled() -> Iterator[None]:
     """Within it, SIGINT, SIGTERM and SIGHUP end the process at once, unless it ignores them."""
-    given = (signal.SIGINT, *_TERMINATING) if threading.current_thread() is threading.main_thread() else ()
+    given = (signal.SIGINT, *_TERMINATING) if _in_main_thread() else ()
     heard = [number for number in given if signal.getsignal(number) not in (signal.SIG_IGN, None)]
     with _handled(dict.fromkeys(heard, signal.SIG_DFL)):
         yield

@@ -299,16 +299,14 @@ class Merges(tf.Module):
         words = masked(word, opens)  # the word of each block
         same = tf.cast(words[1:] == words[:-1], tf.int32)
         block = tf.range(tf.size(words))
-        beside = (
-            block - tf.pad(same, [[1, 0]])[: tf.size(words)],
-            block + tf.pad(same, [[0, 1]])[: tf.size(words)],
-        )
+        before = block - tf.pad(same, [[1, 0]])[: tf.size(words)]
+        after = block + tf.pad(same, [[0, 1]])[: tf.size(words)]
 
         def step(ids: tf.Tensor, kept: tf.Tensor, unfinished: tf.Tensor) -> tuple[tf.Tensor, ...]:
             ranks = self._ranks_of(ids)
             block = tf.gather(blocks, kept[:-1])
             least = tf.math.unsorted_segment_min(ranks, block, tf.size(words))
-            least = tf.minimum(least, tf.minimum(tf.gather(least, beside[0]), tf.gather(least, beside[1])))
+            least = tf.minimum(least, tf.minimum(tf.gather(least, before), tf.gather(least, after)))
             first = tf.where((ranks == tf.gather(least, block)) & (ranks != _NEVER))[:, 0]
             chosen = self._without_overlap(first, ranks) if self._in_order else _leftmost(first, block)
             joined = tf.gather(self._joined, tf.gather(ranks, chosen))

@@ -33,7 +33,7 @@ from bert_keras.features import (
     WORD_INDEX,
     WorkerRows,
 )
-from bert_keras.text.tokenizer import SpecialTokens, Tokenizer, repeats, row_numbers
+from bert_keras.text.tokenizer import Tokenizer, repeats, row_numbers
 
 Features = dict[str, tf.Tensor]
 MAX_SEGMENTS = 2  # BERT has two type ids
@@ -217,7 +217,11 @@ class Preprocessor(tf.Module):
     def _framed(self, segments: list[tf.RaggedTensor]) -> Features:
         """Adds special tokens, padding, mask and types to segments that fit."""
         special, pair = self.tokenizer.special, self.tokenizer.pair
-        rows = _frame(segments, special, separators=pair.separators)
+        count = segments[0].nrows()
+        parts = [tf.fill([count, 1], special.start), segments[0]]
+        for segment in segments[1:]:
+            parts += [tf.fill([count, pair.separators], special.end), segment]
+        rows = tf.concat([*parts, tf.fill([count, 1], special.end)], axis=1)
         shape = None if self.pad_to_longest else tf.stack([-1, self.seq_length])
         word_ids = rows.to_tensor(special.padding, shape=shape)
         if self.pad_to_longest:
@@ -260,9 +264,8 @@ class _Windows:
         self.example = repeats(counts)  # int32 [W]
         self._rank = tf.ragged.range(counts).values  # among the windows of its row
         self._start = self._rank * tf.gather(strides, self.example)
-        self._lengths = tf.minimum(
-            tf.gather(rooms, self.example), tf.gather(lengths, self.example) - self._start
-        )
+        left = tf.gather(lengths, self.example) - self._start
+        self._lengths = tf.minimum(tf.gather(rooms, self.example), left)
         self._row_starts = tf.gather(tf.cumsum(lengths, exclusive=True), self.example)
         self._total = tf.reduce_sum(lengths)
 
@@ -283,9 +286,8 @@ class _Windows:
         lengths = tf.gather(self._lengths, window)
         # The original adds 0.01 times the window's length; times 100, the score is a whole number.
         score = tf.cast(100 * tf.minimum(left, lengths - 1 - left) + lengths, tf.int64)
-        score = score * tf.cast(tf.size(self._rank) + 1, tf.int64) - tf.cast(
-            tf.gather(self._rank, window), tf.int64
-        )
+        rank = tf.cast(tf.gather(self._rank, window), tf.int64)
+        score = score * tf.cast(tf.size(self._rank) + 1, tf.int64) - rank
         best = tf.math.unsorted_segment_max(score, tokens.values, self._total)
         return tokens.with_values(tf.cast(score == tf.gather(best, tokens.values), tf.int32))
 
@@ -386,12 +388,3 @@ def _ends(rows: tf.RaggedTensor, first: tf.Tensor, last: tf.Tensor) -> tf.Ragged
     ends = rows.row_limits()
     after = tf.gather(rows.values, tf.ragged.range(ends - tf.cast(last, ends.dtype), ends))
     return tf.concat([_heads(rows, first), after], axis=1)
-
-
-def _frame(segments: list[tf.RaggedTensor], special: SpecialTokens, *, separators: int) -> tf.RaggedTensor:
-    """One row of all segments: `start` at the front, `separators` times `end` between segments, `end` at the end."""
-    rows = segments[0].nrows()
-    parts = [tf.fill([rows, 1], special.start), segments[0]]
-    for segment in segments[1:]:
-        parts += [tf.fill([rows, separators], special.end), segment]
-    return tf.concat([*parts, tf.fill([rows, 1], special.end)], axis=1)

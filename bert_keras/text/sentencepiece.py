@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from bert_keras.errors import BertKerasError
+from bert_keras.errors import BertKerasError, first_line
 from bert_keras.text.normal_forms import (
     SIMPLE_SENTENCEPIECE,
     Normalizing,
@@ -80,7 +80,9 @@ class SentencePiece(Normalizing):
     @property
     def continues(self) -> np.ndarray:
         """Bool [V], tokens that continue a word: English letters and signs without the space."""
-        return np.array([_continues(piece) for piece in self.vocabulary])
+        return np.array(
+            [piece not in _SIGNS and {*piece.lower()} <= _LETTERS | _SIGNS for piece in self.vocabulary]
+        )
 
     @property
     def real(self) -> np.ndarray:
@@ -106,10 +108,8 @@ class SentencePiece(Normalizing):
         marked = one_quote(text)
         normal, simple = self._normalize(marked)
         ids, starts, ends = self._kernel().tokenize_with_offsets(normal)
-        parts, (starts, ends) = (
-            self._parts(ids),
-            self._trim(normal, tf.cast(starts, tf.int32), tf.cast(ends, tf.int32)),
-        )
+        parts = self._parts(ids)
+        starts, ends = self._trim(normal, tf.cast(starts, tf.int32), tf.cast(ends, tf.int32))
 
         # The parts follow each other up to the end of their piece.
         piece = repeats(self._part_counts(ids))
@@ -117,9 +117,8 @@ class SentencePiece(Normalizing):
         piece_starts, piece_ends = tf.gather(starts, piece), tf.gather(ends, piece)
         begins = tf.maximum(piece_ends - tf.gather(self._part_bytes, parts.values), piece_starts)
         begins = tf.where(first, piece_starts, begins)
-        stops = tf.where(
-            tf.concat([first[1:], [True]], axis=0), piece_ends, tf.concat([begins[1:], [0]], axis=0)
-        )
+        last = tf.concat([first[1:], [True]], axis=0)
+        stops = tf.where(last, piece_ends, tf.concat([begins[1:], [0]], axis=0))
         begun, stopped = self._locate(marked, simple, parts.with_values(begins), parts.with_values(stops))
         stopped = stopped.with_values(tf.where(begins == stops, begun.values, stopped.values))
         return parts.with_values(tf.gather(self._part_ids, parts.values)), begun, stopped
@@ -177,11 +176,6 @@ def _bytes_to_end(parts: list[str]) -> list[int]:
     return [sum(lengths[i:]) for i in range(len(parts))]
 
 
-def _continues(piece: str) -> bool:
-    characters = set(piece.lower())
-    return piece not in _SIGNS and characters <= _LETTERS | _SIGNS
-
-
 def _checked_model(model: bytes, *, source: str) -> tuple[Any, Callable[[str], list[str]]]:
     """The parsed model and its encoder. Raises ValueError for bytes with which the kernel would crash the process."""
     import sentencepiece
@@ -193,9 +187,8 @@ def _checked_model(model: bytes, *, source: str) -> tuple[Any, Callable[[str], l
         proto = messages.ModelProto.FromString(model)
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     except (DecodeError, RuntimeError) as error:
-        reason = str(error).split("\n")[0]
         raise BertKerasError(
-            f"{source} is not a SentencePiece model ({reason}); download it again"
+            f"{source} is not a SentencePiece model ({first_line(error)}); download it again"
         ) from error
     # Protobuf gives bytes that are not UTF-8 as they are.
     if bad := [i for i, piece in enumerate(proto.pieces) if isinstance(piece.piece, bytes)]:

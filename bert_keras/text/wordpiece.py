@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -191,13 +191,11 @@ class WordPiece(Normalizing):
         # Rows are concatenated, so that one sorted list of character starts works for all words.
         _, offsets = tf.strings.unicode_decode_with_offsets(text, "UTF-8")
         row_starts = tf.cumsum(tf.strings.length(text), exclusive=True)
-        characters = tf.cast(offsets.values, tf.int32) + tf.gather(
-            row_starts, row_numbers(offsets.row_splits)
-        )
+        characters = tf.cast(offsets.values, tf.int32)
+        characters += tf.gather(row_starts, row_numbers(offsets.row_splits))
         shift = tf.gather(row_starts, masked(row_numbers(ids.row_splits), first))
-        length = tf.searchsorted(characters, shift + word_ends) - tf.searchsorted(
-            characters, shift + word_starts
-        )
+        length = tf.searchsorted(characters, shift + word_ends)
+        length -= tf.searchsorted(characters, shift + word_starts)
 
         too_long = tf.gather(length > MAX_WORD_CHARACTERS, word)
         ids = ids.with_values(tf.where(too_long, self.special.unknown, ids.values))
@@ -237,33 +235,28 @@ def _checked_ids(vocabulary: Sequence[str], *, source: str) -> dict[str, int]:
     if len(vocabulary) > MAX_PIECES:
         raise BertKerasError(f"{source} has {len(vocabulary):,} tokens; wanted at most {MAX_PIECES:,}")
     for id_, piece in enumerate(vocabulary):
-        line = id_ + 1
-        if not piece.strip(" \t\r"):
-            raise BertKerasError(
-                f"{source}, line {line}: blank; each line must hold one token: remove the line or fill it"
-            )
-        if " " in piece or "\n" in piece:
-            raise BertKerasError(
-                f"{source}, line {line}: {shortened(piece)} holds a space; a token is one word or a part of one: split it"
-            )
-        if "\0" in piece:
-            raise BertKerasError(
-                f"{source}, line {line}: {piece[:40]!r} holds a NUL byte, which no text has; remove it"
-            )
-        size = len(piece.removeprefix(CONTINUATION).encode("utf-8", "surrogatepass"))
-        if size > MAX_PIECE_BYTES:
-            raise BertKerasError(
-                f"{source}, line {line}: the token {piece[:40]!r}... has {size:,} bytes; wanted at most {MAX_PIECE_BYTES}"
-            )
-        if piece in ids:
-            raise BertKerasError(
-                f"{source}, line {line}: {shortened(piece)} is on line {ids[piece] + 1} already; remove one of the two"
-            )
+        if fault := _fault(piece, ids):
+            raise BertKerasError(f"{source}, line {id_ + 1}: {fault}")
         ids[piece] = id_
-    missing = [token for token in _MARKERS if token not in ids]
-    if missing:
+    if missing := [token for token in _MARKERS if token not in ids]:
         raise BertKerasError(f"{source}: {', '.join(missing)} missing; BERT needs {' '.join(_MARKERS)}")
     return ids
+
+
+def _fault(piece: str, ids: Mapping[str, int]) -> str:
+    """The reason why a line cannot be a token, or nothing. ids: the tokens before it."""
+    if not piece.strip(" \t\r"):
+        return "blank; each line must hold one token: remove the line or fill it"
+    if " " in piece or "\n" in piece:
+        return f"{shortened(piece)} holds a space; a token is one word or a part of one: split it"
+    if "\0" in piece:
+        return f"{piece[:40]!r} holds a NUL byte, which no text has; remove it"
+    size = len(piece.removeprefix(CONTINUATION).encode("utf-8", "surrogatepass"))
+    if size > MAX_PIECE_BYTES:
+        return f"the token {piece[:40]!r}... has {size:,} bytes; wanted at most {MAX_PIECE_BYTES}"
+    if piece in ids:
+        return f"{shortened(piece)} is on line {ids[piece] + 1} already; remove one of the two"
+    return ""
 
 
 def wordpiece_words(*, lower_case: bool) -> Normalizer:
@@ -284,10 +277,7 @@ def wordpiece_words(*, lower_case: bool) -> Normalizer:
         normal, starts, ends, splits = (found.numpy() for found in offsets(tf.constant(texts, tf.string)))
         found = []
         for row, first, last in zip(normal, splits, splits[1:], strict=False):
-            cut = (
-                row[start:end].decode()
-                for start, end in zip(starts[first:last], ends[first:last], strict=True)
-            )
+            cut = (row[starts[i] : ends[i]].decode() for i in range(first, last))
             found.append(" ".join(word for word in cut if len(word) <= MAX_WORD_CHARACTERS))
         return found
 

@@ -108,12 +108,10 @@ class WordSplitter(tf.Module):
         """Bool [C] of all rows, the characters that start a word."""
         values = codes.values
         classes = tf.gather(self._classes, values)
-        splits = tf.scatter_nd(
-            codes.row_splits[:, tf.newaxis],
-            tf.ones_like(codes.row_splits, tf.int32),
-            [tf.size(values, tf.int64) + 1],
-        )
-        borders = splits > 0  # before and after each character
+        at, ones = codes.row_splits[:, tf.newaxis], tf.ones_like(codes.row_splits, tf.int32)
+        borders = (
+            tf.scatter_nd(at, ones, [tf.size(values, tf.int64) + 1]) > 0
+        )  # before and after each character
         inside = tf.zeros_like(classes, tf.bool)
         for name in self._names:
             found = find(codes, name)
