@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from mutations import (
+    Mutate,
     mutated_bytes,
     mutated_json,
     mutated_json_lines,
@@ -56,23 +57,23 @@ class Finding(Exception):
     """An outcome that no reader may have."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Reader:
     """One reader of one file.
 
-    make: writes the other files into a folder; returns the valid contents of the file
     file: its name in the folder
+    make: writes the other files into a folder; returns the valid contents of the file
     read: the folder -> a value that says what was read
-    checked: True if checksums protect the file: what is read is what was written, or an error
     named: further names that an error may give the file: another file that must fit it, or TensorFlow's prefix
+    checked: True if checksums protect the file: what is read is what was written, or an error
     """
 
     file: str
     make: Callable[[Path], list[bytes]]
-    mutate: Callable[[bytes, Random], bytes]
+    mutate: Mutate
     read: Callable[[Path], Any]
-    checked: bool = False
     named: tuple[str, ...] = ()
+    checked: bool = False
 
 
 def mutated(reader: Reader, originals: list[bytes], random: Random) -> bytes:
@@ -99,9 +100,8 @@ def outcome(reader: Reader, folder: Path, data: bytes) -> Any:
 def check_error(reader: Reader, error: BertKerasError) -> None:
     """Raises Finding unless an error is one line, not too long, and names the file."""
     text = str(error)
-    if (
-        str(error.args[0]).count("\n") > 2
-    ):  # a name in the file may have one or two, which BertKerasError escapes
+    # A name in the file may have one or two, which BertKerasError escapes.
+    if str(error.args[0]).count("\n") > 2:
         raise Finding(f"an error of several lines: {text}") from error
     if not 0 < len(text) < LONGEST:
         raise Finding(f"an error of {len(text)} characters: {text}") from error
@@ -137,12 +137,9 @@ def _checkpoint(folder: Path) -> str:
 
 def _written(form: str, file: str) -> Callable[[Path], list[bytes]]:
     def make(folder: Path) -> list[bytes]:
-        heads, layers = (
-            (("masked_lm",), TINY.num_layers) if form != "keras-hub" else ((), 1)
-        )  # KerasHub builds all layers
-        config = dataclasses.replace(
-            TINY, type_vocab_size=2, attention_dropout=TINY.hidden_dropout, num_layers=layers
-        )
+        # KerasHub builds all layers.
+        heads, layers = (("masked_lm",), TINY.num_layers) if form != "keras-hub" else ((), 1)
+        config = dataclasses.replace(TINY, type_vocab_size=2, num_layers=layers)
         checkpoints.write(random_checkpoint(config, heads=heads), folder, format=form, overwrite=True)
         return [(folder / file).read_bytes()]
 
@@ -384,157 +381,108 @@ def _packed(pack: Callable[[bytes], bytes]) -> Callable[[Path], list[bytes]]:
 # Errors about the instances of all sources together.
 OF_ALL_RECORDS = ("fewer than a batch of", "sentence-pair labels are")
 
+_TENSORFLOW = "bert_model.ckpt"
+_DATA = f"{_TENSORFLOW}.data-00000-of-00001"
+_RECORDS = lambda folder: _records(folder / "instances")  # noqa: E731
+_TABLES = {
+    ".tsv": mutated_text,
+    ".csv": mutated_text,
+    ".jsonl": mutated_json_lines,
+    ".parquet": mutated_bytes,
+}
+_PACKS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+
+
+def _checkpoint_file(form: str, file: str, mutate: Mutate, *named: str, checked: bool = False) -> Reader:
+    return Reader(file, _written(form, file), mutate, _checkpoint, named, checked)
+
+
 READERS: dict[str, Reader] = {
-    "config.json": Reader(file="config.json", make=_configs, mutate=mutated_json, read=_config),
-    "bert_config.json": Reader(
-        file="bert_config.json", make=_google_config, mutate=mutated_json, read=_config
+    "config.json": Reader("config.json", _configs, mutated_json, _config),
+    "bert_config.json": Reader("bert_config.json", _google_config, mutated_json, _config),
+    "config.json with weights": _checkpoint_file(
+        "hugging-face", "config.json", mutated_json, "model.safetensors", "the config's vocab_size"
     ),
-    "config.json with weights": Reader(
-        file="config.json",
-        make=_written("hugging-face", "config.json"),
-        named=("model.safetensors", "the config's vocab_size"),
-        mutate=mutated_json,
-        read=_checkpoint,
+    "model.safetensors": _checkpoint_file("hugging-face", "model.safetensors", mutated_safetensors),
+    **{
+        name: _checkpoint_file(form, file, mutated_bytes, _TENSORFLOW, checked=True)
+        for name, form, file in (
+            ("TensorFlow 1 index", "google", f"{_TENSORFLOW}.index"),
+            ("TensorFlow 1 data", "google", _DATA),
+            ("Model Garden index", "model-garden", f"{_TENSORFLOW}.index"),
+        )
+    },
+    "KerasHub config.json": _checkpoint_file(
+        "keras-hub", "config.json", mutated_json, "model.weights.h5", "the config's vocab_size"
     ),
-    "model.safetensors": Reader(
-        file="model.safetensors",
-        make=_written("hugging-face", "model.safetensors"),
-        mutate=mutated_safetensors,
-        read=_checkpoint,
-    ),
-    "TensorFlow 1 index": Reader(
-        file="bert_model.ckpt.index",
-        named=("bert_model.ckpt",),
-        make=_written("google", "bert_model.ckpt.index"),
-        mutate=mutated_bytes,
-        read=_checkpoint,
-        checked=True,
-    ),
-    "TensorFlow 1 data": Reader(
-        file="bert_model.ckpt.data-00000-of-00001",
-        named=("bert_model.ckpt",),
-        make=_written("google", "bert_model.ckpt.data-00000-of-00001"),
-        mutate=mutated_bytes,
-        read=_checkpoint,
-        checked=True,
-    ),
-    "Model Garden index": Reader(
-        file="bert_model.ckpt.index",
-        named=("bert_model.ckpt",),
-        make=_written("model-garden", "bert_model.ckpt.index"),
-        mutate=mutated_bytes,
-        read=_checkpoint,
-        checked=True,
-    ),
-    "KerasHub config.json": Reader(
-        file="config.json",
-        named=("model.weights.h5", "the config's vocab_size"),
-        make=_written("keras-hub", "config.json"),
-        mutate=mutated_json,
-        read=_checkpoint,
-    ),
-    "KerasHub tokenizer.json": Reader(
-        file="tokenizer.json",
-        make=_written("keras-hub", "tokenizer.json"),
-        mutate=mutated_json,
-        read=_checkpoint,
-    ),
-    "KerasHub weights": Reader(
-        file="model.weights.h5",
-        make=_written("keras-hub", "model.weights.h5"),
-        mutate=mutated_bytes,
-        read=_checkpoint,
-    ),
-    "vocab.txt": Reader(file="vocab.txt", make=_vocabulary, mutate=mutated_text, read=_tokenizer),
-    "vocab.json": Reader(
-        file="vocab.json", make=_byte_level("vocab.json"), mutate=mutated_json, read=_tokenizer
-    ),
-    "merges.txt": Reader(
-        file="merges.txt", make=_byte_level("merges.txt"), mutate=mutated_text, read=_tokenizer
-    ),
+    "KerasHub tokenizer.json": _checkpoint_file("keras-hub", "tokenizer.json", mutated_json),
+    "KerasHub weights": _checkpoint_file("keras-hub", "model.weights.h5", mutated_bytes),
+    "vocab.txt": Reader("vocab.txt", _vocabulary, mutated_text, _tokenizer),
+    "vocab.json": Reader("vocab.json", _byte_level("vocab.json"), mutated_json, _tokenizer),
+    "merges.txt": Reader("merges.txt", _byte_level("merges.txt"), mutated_text, _tokenizer),
     "tokenizer.json, byte-level": Reader(
-        file="tokenizer.json", make=_byte_level("tokenizer.json"), mutate=mutated_json, read=_tokenizer
+        "tokenizer.json", _byte_level("tokenizer.json"), mutated_json, _tokenizer
     ),
-    "tokenizer.json, WordPiece": Reader(
-        file="tokenizer.json", make=_wordpiece_json, mutate=mutated_json, read=_tokenizer
-    ),
-    "tokenizer_config.json": Reader(
-        file="tokenizer_config.json", make=_tokenizer_config, mutate=mutated_json, read=_tokenizer
-    ),
-    "spiece.model": Reader(file="spiece.model", make=_sentencepiece, mutate=mutated_bytes, read=_tokenizer),
-    "task.json": Reader(
-        file="task.json",
-        make=_tasks,
-        mutate=mutated_json,
-        read=_run,
-        named=("in the checkpoint; the model wants",),  # weights for another number of labels
-    ),
+    "tokenizer.json, WordPiece": Reader("tokenizer.json", _wordpiece_json, mutated_json, _tokenizer),
+    "tokenizer_config.json": Reader("tokenizer_config.json", _tokenizer_config, mutated_json, _tokenizer),
+    "spiece.model": Reader("spiece.model", _sentencepiece, mutated_bytes, _tokenizer),
+    # An error may be about weights for another number of labels.
+    "task.json": Reader("task.json", _tasks, mutated_json, _run, ("in the checkpoint; the model wants",)),
     "SQuAD JSON": Reader(
-        file="train.json",
-        make=_squad_file,
-        mutate=mutated_json,
-        read=lambda folder: _examples(QuestionAnswering("squad2.0"), folder, "train.json"),
+        "train.json",
+        _squad_file,
+        mutated_json,
+        lambda folder: _examples(QuestionAnswering("squad2.0"), folder, "train.json"),
     ),
     "CoNLL": Reader(
-        file="train.txt",
-        make=lambda folder: [_CONLL.encode()],
-        mutate=mutated_text,
-        read=lambda folder: _examples(Tagging(["O", "B-PER", "I-PER"], scheme="IOB2"), folder, "train.txt"),
+        "train.txt",
+        lambda folder: [_CONLL.encode()],
+        mutated_text,
+        lambda folder: _examples(Tagging(["O", "B-PER", "I-PER"], scheme="IOB2"), folder, "train.txt"),
     ),
     "SWAG JSON lines": Reader(
-        file="train.jsonl",
-        make=lambda folder: [
+        "train.jsonl",
+        lambda folder: [
             b'{"startphrase": "a", "choices": ["a", "b", "c", "d"], "answer": 0}\n'
             b'{"startphrase": "b", "choices": ["a", "b", "c", "d"], "answer": 3}\n'
         ],
-        mutate=mutated_json_lines,
-        read=lambda folder: _examples(MultipleChoice(), folder, "train.jsonl"),
+        mutated_json_lines,
+        lambda folder: _examples(MultipleChoice(), folder, "train.jsonl"),
     ),
     **{
-        f"table {ending}": Reader(
-            file=f"train{ending}", make=_table(ending), mutate=mutate, read=_custom(f"train{ending}")
-        )
-        for ending, mutate in {
-            ".tsv": mutated_text,
-            ".csv": mutated_text,
-            ".jsonl": mutated_json_lines,
-            ".parquet": mutated_bytes,
-        }.items()
+        f"table {ending}": Reader(f"train{ending}", _table(ending), mutate, _custom(f"train{ending}"))
+        for ending, mutate in _TABLES.items()
     },
-    "MediaWiki dump": Reader(
-        file="wiki.xml", make=lambda folder: [_DUMP.encode()], mutate=mutated_text, read=_corpus("wiki.xml")
-    ),
-    "corpus": Reader(file="text.txt", make=_packed(bytes), mutate=mutated_text, read=_corpus("text.txt")),
+    "MediaWiki dump": Reader("wiki.xml", lambda folder: [_DUMP.encode()], mutated_text, _corpus("wiki.xml")),
+    "corpus": Reader("text.txt", _packed(bytes), mutated_text, _corpus("text.txt")),
     **{
+        # An error may give the line of the text in the file.
         f"corpus {ending}": Reader(
-            file=f"text.txt{ending}",
-            make=_packed(pack),
-            mutate=mutated_bytes,
-            read=_corpus(f"text.txt{ending}"),
-            named=("text.txt",),  # the text in it, of which an error gives the line
+            f"text.txt{ending}", _packed(pack), mutated_bytes, _corpus(f"text.txt{ending}"), ("text.txt",)
         )
-        for ending, pack in {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}.items()
+        for ending, pack in _PACKS.items()
     },
     "TFRecord, ours": Reader(
-        file="instances/00000.tfrecord",
-        named=OF_ALL_RECORDS,
-        make=_our_records("instances/00000.tfrecord"),
-        mutate=mutated_records,
-        read=lambda folder: _records(folder / "instances"),
+        "instances/00000.tfrecord",
+        _our_records("instances/00000.tfrecord"),
+        mutated_records,
+        _RECORDS,
+        OF_ALL_RECORDS,
     ),
+    # An error may be about a folder of another vocabulary.
     "manifest.json": Reader(
-        file="instances/manifest.json",
-        make=_our_records("instances/manifest.json"),
-        mutate=mutated_json,
-        read=lambda folder: _records(folder / "instances"),
-        named=("instances was made with another",),  # a folder of another vocabulary
+        "instances/manifest.json",
+        _our_records("instances/manifest.json"),
+        mutated_json,
+        _RECORDS,
+        ("instances was made with another",),
     ),
     "TFRecord, Google's": Reader(
-        file="google.tfrecord",
-        named=OF_ALL_RECORDS,
-        make=_google_records,
-        mutate=mutated_records,
-        read=lambda folder: _records(folder / "google.tfrecord"),
+        "google.tfrecord",
+        _google_records,
+        mutated_records,
+        lambda folder: _records(folder / "google.tfrecord"),
+        OF_ALL_RECORDS,
     ),
 }
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from bert_keras.checkpoints import FORMATS
 from bert_keras.checkpoints.checkpoint import Checkpoint, head_shapes, variable_shapes
 from bert_keras.config import BertConfig
+from bert_keras.errors import BertKerasError
 from bert_keras.text.vocabulary import Vocabulary
 
 # Keras saves its own variables by a call that numpy 2 warns of.
@@ -97,7 +100,21 @@ def their_tensors(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
     }
 
 
-def raises(error: type[Exception], match: str, call, *args, **kwargs) -> None:
-    with pytest.raises(error, match=match) as caught:
+def refused(
+    message: str, call: Callable, *args, error: type[Exception] = BertKerasError, named: str = "", **kwargs
+) -> None:
+    """The call raises an error of one line, not too long, with this message (a pattern) and this text."""
+    with pytest.raises(error, match=message) as caught:
         call(*args, **kwargs)
-    assert "\n" not in str(caught.value).strip(), str(caught.value)
+    text = str(caught.value)
+    assert "\n" not in text and len(text) < 3000 and named in text, text
+
+
+def peak(call: Callable) -> int:
+    """Bytes that Python allocated at most while the call ran."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tokenizers
+from random_checkpoints import refused
 from runs import learn_byte_bpe
 from tokenizers import AddedToken, models, pre_tokenizers, processors
 
@@ -121,9 +122,8 @@ def test_code_points_have_the_classes_that_the_tokenizers_library_gives_them():
     for pattern, ours in wanted.items():
         split = pre_tokenizers.Split(tokenizers.Regex(pattern), "removed")
         others = "".join(part for part, _ in split.pre_tokenize_str(every))
-        differing = np.isin(codes, np.frombuffer(others.encode("utf-32-le"), "uint32")) == np.isin(
-            classes[codes], ours
-        )
+        theirs = ~np.isin(codes, np.frombuffer(others.encode("utf-32-le"), "uint32"))
+        differing = theirs != np.isin(classes[codes], ours)
         # Their Unicode may be of another version than ours, 17.
         assert [hex(code) for code in codes[differing] if unicodedata.category(chr(code)) != "Cn"] == []
 
@@ -150,14 +150,8 @@ def test_ids_of_all_code_points_are_those_of_the_tokenizers_library(tokenizer, l
 def random_bytes(count, *, seed):
     """Lines of random bytes, and of fragments of text with bytes of other characters between them."""
     draw = random.Random(seed)
-    parts = [
-        *(fragment.encode() for fragment in FRAGMENTS),
-        b"\xc3",
-        b"\xe6\x97",
-        b"\xed\xa0\x80",
-        b"\xf0\x9f",
-        b"\xc0\x80",
-    ]
+    parts = [fragment.encode() for fragment in FRAGMENTS]
+    parts += [b"\xc3", b"\xe6\x97", b"\xed\xa0\x80", b"\xf0\x9f", b"\xc0\x80"]
     lines = [draw.randbytes(draw.randint(0, 40)) for _ in range(count)]
     return lines + [b"".join(draw.choices(parts, k=draw.randint(0, 20))) for _ in range(count)]
 
@@ -182,9 +176,8 @@ def test_merges_out_of_the_order_of_learning_take_the_leftmost_pair_first():
 
 
 def test_invalid_utf8_is_dropped_and_offsets_stay_those_of_the_bytes(tokenizer):
-    ids, starts, ends = tokenizer.tokenize_with_offsets(
-        tf.constant([b"\xff The\xc3 \xed\xa0\x80ing\xf0\x9f"])
-    )
+    text = tf.constant([b"\xff The\xc3 \xed\xa0\x80ing\xf0\x9f"])
+    ids, starts, ends = tokenizer.tokenize_with_offsets(text)
     clean = tokenizer.tokenize(tf.constant([" The ing"]))
     assert ids.to_list() == clean.to_list()
     assert (int(starts[0, 0]), int(ends[0, -1])) == (2, 13)
@@ -255,8 +248,7 @@ def test_facts_about_the_vocabulary(tokenizer, learned):
     ],
 )
 def test_files_that_do_not_fit_each_other(learned, changed, said):
-    with pytest.raises(BertKerasError, match=said):
-        ByteBPE(*changed(*learned))
+    refused(said, ByteBPE, *changed(*learned))
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -324,14 +316,8 @@ TEMPLATE = {
     ("change", "said"),
     [
         (lambda content: content.update(normalizer=NFC), "BPE with type='NFC' in its normalizer"),
-        (
-            lambda content: content.update(pre_tokenizer=SPLIT),
-            "BPE with type='Sequence' in its pre_tokenizer",
-        ),
-        (
-            changed("pre_tokenizer", add_prefix_space=True),
-            "BPE with add_prefix_space=True in its pre_tokenizer",
-        ),
+        (lambda content: content.update(pre_tokenizer=SPLIT), "with type='Sequence' in its pre_tokenizer"),
+        (changed("pre_tokenizer", add_prefix_space=True), "with add_prefix_space=True in its pre_tokenizer"),
         (changed("pre_tokenizer", use_regex=False), "BPE with use_regex=False"),
         (changed("model", dropout=0.1), "BPE with dropout=0.1 in its model"),
         (changed("model", byte_fallback=True), "BPE with byte_fallback=True"),
@@ -350,8 +336,7 @@ def test_other_byte_level_tokenizers_are_named(folder, change, said, alone):
     path.write_text(json.dumps(content))
     if alone:
         (folder / "vocab.json").unlink()
-    with pytest.raises(BertKerasError, match=f"tokenizer is .*{said}.*not supported"):
-        checkpoints.load_tokenizer(folder)
+    refused(f"tokenizer is .*{said}.*not supported", checkpoints.load_tokenizer, folder)
 
 
 @pytest.mark.parametrize(
@@ -365,8 +350,7 @@ def test_other_byte_level_tokenizers_are_named(folder, change, said, alone):
 def test_settings_that_give_other_ids_are_named(folder, settings, said):
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
-    with pytest.raises(BertKerasError, match=f"tokenizer is .*{said}.*not supported"):
-        checkpoints.load_tokenizer(folder)
+    refused(f"tokenizer is .*{said}.*not supported", checkpoints.load_tokenizer, folder)
 
 
 def add_token(folder, token, *, name="tokenizer.json"):
@@ -422,12 +406,9 @@ def test_merges_that_are_cut_short_are_refused(folder, tokenizer, kept, alone):
         (folder / "vocab.json").unlink()
     count = len(tokenizer.merges) - len(merges)
     said = f"{'tokenizer.json' if alone else 'merges.txt'}: no merge makes {count} of the tokens, .*download"
-    with pytest.raises(BertKerasError, match=said) as caught:
-        checkpoints.load_tokenizer(folder)
-    assert "\n" not in str(caught.value)
+    refused(said, checkpoints.load_tokenizer, folder)
     (folder / "merges.txt").write_bytes(b"")
-    with pytest.raises(BertKerasError, match="no merge makes"):
-        checkpoints.load_tokenizer(folder)
+    refused("no merge makes", checkpoints.load_tokenizer, folder)
 
 
 def test_tokens_that_no_merge_makes_and_that_are_no_fault(folder):
@@ -438,10 +419,8 @@ def test_tokens_that_no_merge_makes_and_that_are_no_fault(folder):
     path.write_text(json.dumps(ids | {token: 600 + i for i, token in enumerate(more)}))
     assert checkpoints.load_tokenizer(folder).vocabulary[600:] == more
     path.write_text(json.dumps(ids | {"covid": 600}))
-    with pytest.raises(
-        BertKerasError, match=r"no merge makes 1 of the tokens, 'covid' the first.*added_tokens"
-    ):
-        checkpoints.load_tokenizer(folder)
+    message = "no merge makes 1 of the tokens, 'covid' the first.*added_tokens"
+    refused(message, checkpoints.load_tokenizer, folder)
     add_token(folder, "covid", name="added_tokens.json")
     with pytest.warns(UserWarning, match=" adds covid"):
         assert checkpoints.load_tokenizer(folder).vocabulary[600:] == ("covid",)
@@ -455,16 +434,12 @@ def test_half_of_the_files_and_broken_files_are_named(folder):
     (folder / "tokenizer.json").unlink()
     vocab = (folder / "vocab.json").read_text()
     (folder / "vocab.json").write_text(json.dumps(json.loads(vocab) | {"gap": 1000}))
-    with pytest.raises(BertKerasError, match="ids in .*vocab.json are not 0, 1, 2"):
-        checkpoints.load_tokenizer(folder)
+    refused("ids in .*vocab.json are not 0, 1, 2", checkpoints.load_tokenizer, folder)
     (folder / "vocab.json").write_text(vocab)
     merges = (folder / "merges.txt").read_text(encoding="utf-8")
     (folder / "merges.txt").write_text("not in vocabulary\n" + merges, encoding="utf-8")
-    with pytest.raises(BertKerasError, match="merge 1: "):
-        checkpoints.load_tokenizer(folder)
+    refused("merge 1: ", checkpoints.load_tokenizer, folder)
     (folder / "merges.txt").write_bytes(b"\xff")
-    with pytest.raises(BertKerasError, match="merges.txt is not UTF-8"):
-        checkpoints.load_tokenizer(folder)
+    refused("merges.txt is not UTF-8", checkpoints.load_tokenizer, folder)
     (folder / "merges.txt").unlink()
-    with pytest.raises(BertKerasError, match="without its merges.txt"):
-        checkpoints.load_tokenizer(folder)
+    refused("without its merges.txt", checkpoints.load_tokenizer, folder)

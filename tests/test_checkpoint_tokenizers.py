@@ -11,8 +11,8 @@ from random_checkpoints import (
     PIECES,
     TINY,
     assert_same,
-    raises,
     random_checkpoint,
+    refused,
     safetensors_folder,
     saves_with_keras,
     their_tensors,
@@ -37,8 +37,8 @@ def test_the_tokenizer_comes_along(tmp_path, form, lower_case):
     assert checkpoints.load_tokenizer(tmp_path / "out", lower_case=True).lower_case is True
     if form == "google":
         (tmp_path / "out" / "vocab.txt").unlink()
-        raises(FileNotFoundError, "no vocab.txt", checkpoints.load_tokenizer, tmp_path / "out")
-        raises(ValueError, "has no vocabulary", checkpoints.tokenizer_of, checkpoints.read(tmp_path / "out"))
+        refused("no vocab.txt", checkpoints.load_tokenizer, tmp_path / "out", error=FileNotFoundError)
+        refused("has no vocabulary", checkpoints.tokenizer_of, checkpoints.read(tmp_path / "out"))
 
 
 @pytest.mark.parametrize("form", ["google", "model-garden"])
@@ -50,13 +50,6 @@ def test_the_case_survives_a_conversion_there_and_back(tmp_path, form):
         json.loads((tmp_path / name / "tokenizer_config.json").read_text()) for name in ("first", "third")
     )
     assert first == third and first["do_lower_case"] is False
-
-
-@pytest.mark.parametrize("form", ["google", "model-garden"])
-def test_settings_beside_another_librarys_vocabulary_are_checked(tmp_path, form):
-    checkpoints.write(random_checkpoint(), tmp_path / "out", format=form)
-    (tmp_path / "out" / "tokenizer_config.json").write_text('{"tokenize_chinese_chars": false}')
-    raises(ValueError, "tokenize_chinese_chars is False in", checkpoints.read, tmp_path / "out")
 
 
 def unused_filled(lines: list[str], count: int) -> list[str]:
@@ -117,29 +110,6 @@ def test_a_keras_hub_preset_has_its_tokenizer(tmp_path):
 
 
 @saves_with_keras
-def test_settings_of_a_keras_hub_tokenizer_that_give_other_ids_are_refused(tmp_path):
-    pytest.importorskip("keras_hub")
-    checkpoints.write(random_checkpoint(heads=()), tmp_path / "out", format="keras-hub")
-    path = tmp_path / "out" / "tokenizer.json"
-    written = json.loads(path.read_text())
-    for settings in (
-        {"split": False},
-        {"suffix_indicator": "@@"},
-        {"oov_token": "[MASK]"},
-        {"special_tokens_in_strings": True},
-        {"lowercase": False, "strip_accents": True},
-    ):
-        path.write_text(json.dumps(written | {"config": written["config"] | settings}))
-        key, value = list(settings.items())[-1]
-        raises(
-            ValueError,
-            rf"{key} is {re.escape(repr(value))} in .*tokenizer\.json",
-            checkpoints.read,
-            tmp_path / "out",
-        )
-
-
-@saves_with_keras
 def test_a_lower_casing_keras_hub_tokenizer_that_keeps_accents_is_read_with_a_warning(tmp_path):
     keras_hub = pytest.importorskip("keras_hub")
     checkpoints.write(random_checkpoint(heads=()), tmp_path / "out", format="keras-hub")
@@ -151,23 +121,14 @@ def test_a_lower_casing_keras_hub_tokenizer_that_keeps_accents_is_read_with_a_wa
 
 def pipeline() -> dict:
     """A tokenizer.json of PIECES, uncased, as transformers writes it."""
+    model = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##"}
+    model |= {"max_input_chars_per_word": 100}
+    normalizer = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}
     return {
         "added_tokens": [{"id": i, "content": piece, "special": True} for i, piece in enumerate(PIECES[:5])],
-        "normalizer": {
-            "type": "BertNormalizer",
-            "clean_text": True,
-            "handle_chinese_chars": True,
-            "strip_accents": None,
-            "lowercase": True,
-        },
+        "normalizer": normalizer | {"strip_accents": None, "lowercase": True},
         "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "model": {
-            "type": "WordPiece",
-            "unk_token": "[UNK]",
-            "continuing_subword_prefix": "##",
-            "max_input_chars_per_word": 100,
-            "vocab": {piece: i for i, piece in reversed(list(enumerate(PIECES)))},
-        },
+        "model": model | {"vocab": {piece: i for i, piece in reversed(list(enumerate(PIECES)))}},
     }
 
 
@@ -195,12 +156,8 @@ def test_a_tokenizer_json_that_gives_other_ids_is_refused(tmp_path, part, change
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     if with_vocab_txt:
         (tmp_path / "vocab.txt").write_text("\n".join(PIECES))
-    raises(
-        ValueError,
-        f"{said} in the {part} of .*tokenizer.json, which changes the ids",
-        checkpoints.load_tokenizer,
-        tmp_path,
-    )
+    message = f"{said} in the {part} of .*tokenizer.json, which changes the ids"
+    refused(message, checkpoints.load_tokenizer, tmp_path)
 
 
 @pytest.mark.parametrize("lower_case", [False, True])
@@ -212,7 +169,7 @@ def test_the_tokenizer_json_beside_a_vocab_txt_says_the_case(tmp_path, lower_cas
     assert checkpoints.load_tokenizer(tmp_path).lower_case is lower_case
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": not lower_case}))
     message = f"do_lower_case is {not lower_case} in .*tokenizer_config.json"
-    raises(ValueError, message, checkpoints.load_tokenizer, tmp_path)
+    refused(message, checkpoints.load_tokenizer, tmp_path)
 
 
 @guesses_the_case
@@ -231,18 +188,6 @@ def test_added_tokens_that_the_vocabulary_lacks_are_named(tmp_path, name, conten
         assert checkpoints.load_tokenizer(tmp_path).vocabulary == PIECES
 
 
-@pytest.mark.parametrize("content", [{"added_tokens_decoder": {"4": "x"}}, {"added_tokens_decoder": ["x"]}])
-def test_malformed_added_tokens(tmp_path, content):
-    (tmp_path / "vocab.txt").write_text("\n".join(PIECES))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(content))
-    raises(
-        ValueError,
-        "tokenizer_config.json: added_tokens_decoder is .*; wanted an object, each value an object with its text",
-        checkpoints.load_tokenizer,
-        tmp_path,
-    )
-
-
 @guesses_the_case
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "config.json"])
 @pytest.mark.parametrize("kind", ["BertJapaneseTokenizer", "RobertaTokenizer"])
@@ -253,31 +198,10 @@ def test_another_tokenizer_class_is_named_and_the_weights_are_read(tmp_path, nam
     content = json.loads(path.read_text()) | {"tokenizer_class": kind}
     path.write_text(json.dumps(content))
     assert_same(checkpoints.read(tmp_path / "out"), with_vocabulary(random_checkpoint(), tokens=None))
-    raises(
-        ValueError,
-        f"out/{name}: the checkpoint's tokenizer is {kind}, which is not supported",
-        checkpoints.load_tokenizer,
-        tmp_path / "out",
-    )
+    message = f"out/{name}: the checkpoint's tokenizer is {kind}, which is not supported"
+    refused(message, checkpoints.load_tokenizer, tmp_path / "out")
     path.write_text(json.dumps(content | {"tokenizer_class": "ElectraTokenizerFast"}))
     assert checkpoints.load_tokenizer(tmp_path / "out").vocabulary == PIECES
-
-
-@guesses_the_case
-@pytest.mark.parametrize(
-    ("lines", "said"),
-    [
-        ((*PIECES, "a"), "line 13: 'a' .* line 8"),
-        (("[PAD]", "", *PIECES[1:]), "line 2: blank"),
-        (("a b", *PIECES), "line 1: 'a b' holds a space"),
-        (PIECES[1:], r"\[PAD\] missing"),
-    ],
-)
-@pytest.mark.parametrize("name", ["", "vocab.txt"])
-def test_an_error_of_a_vocabulary_names_its_line(tmp_path, lines, said, name):
-    (tmp_path / "vocab.txt").write_text("\n".join(lines))
-    message = f"{tmp_path}/vocab.txt: vocabulary.*{said}"
-    raises(ValueError, message, checkpoints.load_tokenizer, tmp_path / name)
 
 
 def test_tokenizer_json_serves_where_vocab_txt_is_missing(tmp_path):
@@ -293,9 +217,9 @@ def test_tokenizer_json_serves_where_vocab_txt_is_missing(tmp_path):
     assert checkpoints.load_tokenizer(folder).vocabulary == PIECES
     vocab["gap"] = 12 + 5
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    raises(ValueError, "ids .* without a gap", checkpoints.read, folder)
+    refused("ids .* without a gap", checkpoints.read, folder)
     (folder / "tokenizer.json").write_text(json.dumps({"model": {"type": "WordPiece"}}))
-    raises(ValueError, "holds no WordPiece vocabulary", checkpoints.read, folder)
+    refused("holds no WordPiece vocabulary", checkpoints.read, folder)
 
 
 @pytest.mark.parametrize(
@@ -320,26 +244,4 @@ def test_a_tokenizer_of_another_kind_is_named_and_the_weights_are_read(tmp_path,
         checkpoints.load_tokenizer,
         lambda folder: checkpoints.tokenizer_of(checkpoints.read(folder)),
     ):
-        raises(ValueError, f"tokenizer {said}, which is not supported", call, tmp_path / "out")
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"strip_accents": False},
-        {"tokenize_chinese_chars": False},
-        {"do_basic_tokenize": False},
-        {"never_split": ["covid"]},
-        {"do_lower_case": "false"},
-        {"word_tokenizer_type": "mecab"},
-        {"wordpieces_prefix": "@@"},
-    ],
-)
-def test_tokenizer_settings_that_give_other_ids_are_refused(tmp_path, settings):
-    checkpoints.write(
-        with_vocabulary(random_checkpoint(), lower_case=True), tmp_path / "out", format="hugging-face"
-    )
-    path = tmp_path / "out" / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
-    ((key, value),) = settings.items()
-    raises(ValueError, re.escape(f"{key} is {value!r}"), checkpoints.read, tmp_path / "out")
+        refused(f"tokenizer {said}, which is not supported", call, tmp_path / "out")

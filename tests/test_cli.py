@@ -45,26 +45,9 @@ from bert_keras.tasks.runs.run_folder import load_run
 from bert_keras.tasks.study.rows import NOT_IN_APPROACHES
 
 COMMANDS = (
-    *(
-        "finetune",
-        "probe",
-        "protocol",
-        "glue",
-        "triviaqa",
-        "evaluate",
-        "predict",
-        "features",
-        "export",
-        "serve",
-        "hub",
-        "convert",
-        "triviaqa",
-        "demo",
-        "info",
-        "models",
-    ),
-    *("vocab", "instances", "plan", "pretrain", "fill-mask", "ablate"),
-)
+    "finetune probe protocol glue triviaqa evaluate predict features export serve hub convert triviaqa demo info models "
+    "vocab instances plan pretrain fill-mask ablate"
+).split()
 # Possible content of texts: nothing, tabs and carriage returns, markup, other scripts.
 TEXTS = [
     "good film",
@@ -74,8 +57,6 @@ TEXTS = [
     "\u2028 真好 \N{GRINNING FACE}",
     " very very dull ",
 ]
-
-
 ABLATE = "ablate tasks --text t --vocab v --output o"
 
 
@@ -83,6 +64,12 @@ ABLATE = "ablate tasks --text t --vocab v --output o"
 def command(capfd):
     """Runs `bert-keras ...` in this process: exit code, standard output, standard error."""
     return lambda *arguments: run_command(capfd, *arguments)
+
+
+def run_in(folder, *command, **environment) -> subprocess.CompletedProcess:
+    """Runs Python in a process of its own."""
+    line, env = [sys.executable, *map(str, command)], bare_environment() | environment
+    return subprocess.run(line, cwd=folder, env=env, capture_output=True, text=True)
 
 
 @pytest.fixture
@@ -204,23 +191,14 @@ def test_wrong_flags(command, arguments, message):
     assert message in err and "Traceback" not in err
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "evaluate --run x",
-        "predict --run x",
-        "fill-mask --checkpoint x",
-        "finetune --task cola --checkpoint x",
-    ],
-)
+@pytest.mark.parametrize("line", ["evaluate --run x", "predict --run x", "fill-mask --checkpoint x",
+                                  "finetune --task cola --checkpoint x --output x"])  # fmt: skip
 @pytest.mark.parametrize("rows", ["0", "-1"])
-def test_a_batch_has_a_row(command, line, rows, tmp_path):
-    output = ("--output", tmp_path / "out") if line.startswith("finetune") else ()
-    code, out, err = command(*line.split(), *output, "--batch-size", rows)
-    assert (code, out) == (1, "")
-    assert (
-        err == f"bert-keras: error: batch_size is {rows}; batch_size must be a whole number of at least 1.\n"
-    )
+def test_a_batch_has_a_row(command, line, rows, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = command(*line.split(), "--batch-size", rows)
+    said = f"batch_size is {rows}; batch_size must be a whole number of at least 1."
+    assert (code, out, err) == (1, "", f"bert-keras: error: {said}\n")
 
 
 def test_a_fresh_process_keeps_tensorflow_quiet(sst2):
@@ -238,6 +216,9 @@ def test_evaluate_measures_what_training_measured(command, sst2):
     assert json.loads(out) == {"validation": {"accuracy": results["measures"]["val_accuracy"]}}
     code, out, _ = command("evaluate", "--run", sst2.run, "--data", sst2.data, "--split", "train")
     assert code == 0 and "train" in out and "accuracy" in out
+    code, _, err = command("evaluate", "--run", sst2.run, "--data", sst2.data, "--split", "dev")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "no split 'dev'; it has train, validation, test" in err
 
 
 def test_a_split_without_labels_is_refused_before_anything_is_predicted(command, sst2, tmp_path, monkeypatch):
@@ -246,12 +227,6 @@ def test_a_split_without_labels_is_refused_before_anything_is_predicted(command,
     monkeypatch.setattr("bert_keras.tasks.batches.predict", None)
     code, out, err = command("evaluate", "--run", sst2.run, "--data", tmp_path / "data", "--split", "test")
     assert (code, out, err.count("\n")) == (1, "", 1) and "no example in the test split" in err
-
-
-def test_evaluate_names_the_splits(command, sst2):
-    code, _, err = command("evaluate", "--run", sst2.run, "--data", sst2.data, "--split", "dev")
-    assert (code, err.count("\n")) == (1, 1)
-    assert "no split 'dev'; it has train, validation, test" in err
 
 
 @pytest.fixture(scope="module")
@@ -274,13 +249,15 @@ def as_csv(texts: list[str]) -> bytes:
     return file.getvalue().encode()
 
 
+def as_json_lines(texts: list[str]) -> bytes:
+    return "\n\n".join(json.dumps({"sentence": text, "id": 1}) for text in texts).encode()
+
+
 INPUTS = {
     "texts.txt": lambda texts: "\n".join(texts).encode(),
     "windows.txt": lambda texts: "\ufeff".encode() + "\r\n".join([*texts, ""]).encode(),
     "texts.csv": as_csv,
-    "texts.jsonl": lambda texts: "\n\n".join(
-        json.dumps({"sentence": text, "id": 1}) for text in texts
-    ).encode(),
+    "texts.jsonl": as_json_lines,
     "-": lambda texts: "\n".join([*texts, ""]).encode(),
 }
 
@@ -296,12 +273,8 @@ def test_every_input_reaches_the_model_as_written(command, stdin, sst2, answers,
     got = [json.loads(line) for line in out.split("\n")[:-1]]
     assert [answer["sentence"] for answer in got] == TEXTS
     assert [answer["label"] for answer in got] == [answer["label"] for answer in answers]
-    np.testing.assert_allclose(
-        [answer["probabilities"] for answer in got],
-        [answer["probabilities"] for answer in answers],
-        rtol=0,
-        atol=1e-6,
-    )
+    found, wanted = ([answer["probabilities"] for answer in rows] for rows in (got, answers))
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
 
 
 def test_tsv_and_a_table(command, sst2, tmp_path):
@@ -334,7 +307,7 @@ def test_tasks_of_two_texts_split_at_the_first_tab(tmp_path):
         (
             "x.json",
             b'{"data": []}',
-            r"x.json is a .json file; give one JSON object a line, in a file that ends in .jsonl",
+            "x.json is a .json file; give one JSON object a line, in .* ends in .jsonl",
         ),
         ("x.txt", b'{"data": []}', r"x.txt, line 1: 1 text\(s\), expected 2, separated by tabs: a, b;"),
         ("x.tsv", b"a\tc\n1\t2\n", "x.tsv has no column 'b'; the tab-separated columns are 'a', 'c'"),
@@ -363,15 +336,9 @@ def test_input_that_cannot_be_read(stdin, tmp_path, name, data, message):
 
 @pytest.mark.long
 def test_predict_streams_and_ends_quietly_when_its_reader_leaves(sst2):
-    process = subprocess.Popen(
-        shell_command("predict", "--run", sst2.run, "--batch-size", "512"),
-        cwd=ROOT,
-        env=bare_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    with process:
+    line = shell_command("predict", "--run", sst2.run, "--batch-size", "512")
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(line, cwd=ROOT, env=bare_environment(), **pipes) as process:
         process.stdin.write(b"good film\n" * CHUNK)
         process.stdin.flush()
         assert json.loads(process.stdout.readline())["sentence"] == "good film"  # before the input has ended
@@ -504,20 +471,16 @@ def test_info_of_a_folder_with_another_librarys_task_json(command, sst2, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("finetune", "--task", "sst3"), "no task named 'sst3'; the tasks are cola, sst2,"),
-        (("finetune", "--task", "custom"), "custom reads its labels from files"),
-        (("finetune", "--task", "ax", "--data", "DATA"), "ax has no split '"),
-        (
-            ("finetune", "--task", "sst2", "--learning-rate", "-1"),
-            "learning_rate is -1.0; learning_rate must be",
-        ),
+        ("sst3", "no task named 'sst3'; the tasks are cola, sst2,"),
+        ("custom", "custom reads its labels from files"),
+        ("ax --data DATA", "ax has no split '"),
+        ("sst2 --learning-rate -1", "learning_rate is -1.0; learning_rate must be"),
     ],
 )
 def test_errors_are_one_line(command, sst2, tmp_path, arguments, message):
-    arguments = [str(sst2.data) if argument == "DATA" else argument for argument in arguments]
-    output = tmp_path / "new"
-    arguments += ["--checkpoint", sst2.checkpoint, "--output", output, "--seq-length", "40"]
-    code, out, err = command(*arguments)
+    output, words = tmp_path / "new", arguments.replace("DATA", str(sst2.data)).split()
+    places = ("--checkpoint", sst2.checkpoint, "--output", output, "--seq-length", "40")
+    code, out, err = command("finetune", "--task", *words, *places)
     assert (code, err.count("\n")) == (1, 1)
     assert err.startswith("bert-keras: error: ") and message in err
     assert not output.exists()
@@ -525,15 +488,10 @@ def test_errors_are_one_line(command, sst2, tmp_path, arguments, message):
 
 @pytest.mark.long
 def test_debug_shows_where_an_error_was_raised(command):
-    arguments = ("info", "nowhere", "--debug")
-    done = subprocess.run(
-        shell_command(*arguments), cwd=ROOT, env=bare_environment(), capture_output=True, text=True
-    )
-    assert done.returncode == 1
-    assert "Traceback" in done.stderr
-    assert done.stderr.splitlines()[-1].startswith(
-        "bert_keras.errors.MissingFileError: no checkpoint at nowhere"
-    )
+    done = run_in(ROOT, "-m", "bert_keras", "info", "nowhere", "--debug")
+    assert (done.returncode, "Traceback" in done.stderr) == (1, True)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("bert_keras.errors.MissingFileError: no checkpoint at nowhere")
     with pytest.raises(FileNotFoundError, match="no checkpoint at nowhere"):
         command("--debug", "info", "nowhere")
 
@@ -555,20 +513,9 @@ def invoke(tmp_path):
     """A folder as Invoke's and Celery's users have it, with a tasks.py that must not run, and a text."""
     (tmp_path / "tasks.py").write_text('raise SystemExit("tasks.py was run")\n')
     (tmp_path / "words.py").write_text("def of(line):\n    return line.split()\n")
-    (tmp_path / "corpus.txt").write_text(
-        "good film\ndull plot\nbad actor\n\nwarm scene\nthe plot\nis dull\n" * 9
-    )
+    text = "good film\ndull plot\nbad actor\n\nwarm scene\nthe plot\nis dull\n"
+    (tmp_path / "corpus.txt").write_text(text * 9)
     return tmp_path
-
-
-def run_in(folder, *command, **environment) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=folder,
-        env=bare_environment() | environment,
-        capture_output=True,
-        text=True,
-    )
 
 
 @pytest.mark.parametrize("name", ["tasks.py", "savedmodels.py"])
@@ -583,11 +530,9 @@ def test_a_users_own_module_under_the_name_of_a_folder_of_ours_does_no_harm(invo
 @pytest.mark.long
 def test_a_users_own_tasks_py_does_not_replace_our_package(invoke, sst2):
     settings = ("--vocab", sst2.checkpoint, "--seq-length", "16", "--masks", "--whole-word")
-    done = run_in(
-        invoke,
-        *("-m", "bert_keras", "instances", "--text", "corpus.txt", "--output", "out", *settings),
-        *("--segmenter", "words:of", "--workers", "2"),
-    )
+    settings += ("--segmenter", "words:of", "--workers", "2")
+    given = ("-m", "bert_keras", "instances", "--text", "corpus.txt", "--output", "out", *settings)
+    done = run_in(invoke, *given)
     assert done.returncode == 0 and "tasks.py was run" not in done.stderr, done.stderr
     assert json.loads((invoke / "out" / "manifest.json").read_text())["summary"]["documents"] == 10
 
@@ -613,22 +558,16 @@ def test_a_segmenter_that_an_installed_module_hides_is_named(invoke, sst2, comma
 )
 def test_closed_streams(sst2, streams, code, said):
     line = f"{sys.executable} -m bert_keras {streams.replace('RUN', str(sst2.run))}"
-    done = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {line}"],
-        cwd=ROOT,
-        env=bare_environment(),
-        capture_output=True,
-        text=True,
-    )
+    line = ["bash", "-c", f"set -o pipefail; {line}"]
+    done = subprocess.run(line, cwd=ROOT, env=bare_environment(), capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (code, "")
     assert said in done.stdout
 
 
 @pytest.mark.long
 def test_without_docstrings_and_asserts(sst2):
-    done = run_in(
-        ROOT, "-OO", "-m", "bert_keras", "evaluate", "--run", sst2.run, "--data", sst2.data, "--json"
-    )
+    given = ("--run", sst2.run, "--data", sst2.data, "--json")
+    done = run_in(ROOT, "-OO", "-m", "bert_keras", "evaluate", *given)
     assert (done.returncode, done.stderr) == (0, "")
     assert "accuracy" in json.loads(done.stdout)["validation"]
 

@@ -1,17 +1,16 @@
-"""BertConfig: strict values, both published file forms both ways, and the published parameter counts."""
+"""BertConfig: strict values, and both published file forms both ways."""
 
 import dataclasses
 import json
-import re
 import subprocess
 import sys
 import warnings
 from pathlib import Path
 
 import pytest
+from random_checkpoints import refused
 
-from bert_keras.checkpoints.checkpoint import variable_shapes
-from bert_keras.config import ACTIVATIONS, SIZES, VARIANTS, BertConfig
+from bert_keras.config import ACTIVATIONS, SIZES, BertConfig
 from bert_keras.config_files import MODEL_TYPES
 
 SMALL = BertConfig(
@@ -48,12 +47,8 @@ def test_it_is_frozen_keyword_only_and_knows_its_fields():
 def test_the_defaults_are_berts():
     config = BertConfig(vocab_size=30522)
     assert config == BertConfig.named("base")
-    assert (config.num_layers, config.hidden_size, config.num_heads, config.intermediate_size) == (
-        12,
-        768,
-        12,
-        3072,
-    )
+    assert (config.num_layers, config.hidden_size) == (12, 768)
+    assert (config.num_heads, config.intermediate_size) == (12, 3072)
     assert (config.max_positions, config.type_vocab_size, config.activation) == (512, 2, "gelu_tanh")
     assert (config.hidden_dropout, config.attention_dropout, config.head_dropout) == (0.1, 0.1, 0.1)
     assert (config.initializer_range, config.norm_epsilon, config.position_offset) == (0.02, 1e-12, 0)
@@ -71,10 +66,7 @@ def test_the_defaults_are_berts():
         ({"pooler_activation": None}, "pooler_activation is None; pooler_activation must be one of .* relu"),
         ({"embedding_size": 0}, "embedding_size is 0"),
         ({"num_heads": 3}, "hidden_size 8 is not a multiple of num_heads 3"),
-        (
-            {"hidden_dropout": 1.0},
-            "hidden_dropout is 1.0; hidden_dropout must be a .* at least 0 and below 1",
-        ),
+        ({"hidden_dropout": 1.0}, "hidden_dropout is 1.0; .* must be a .* at least 0 and below 1"),
         ({"attention_dropout": -0.1}, "attention_dropout is -0.1"),
         ({"classifier_dropout": 2}, "classifier_dropout is 2"),
         ({"initializer_range": 0}, "initializer_range is 0"),
@@ -86,9 +78,7 @@ def test_the_defaults_are_berts():
     ],
 )
 def test_invalid_values_raise_one_line(changes, said):
-    with pytest.raises(ValueError, match=said) as error:
-        dataclasses.replace(SMALL, **changes)
-    assert "\n" not in str(error.value)
+    refused(said, dataclasses.replace, SMALL, **changes)
 
 
 def test_derived_values():
@@ -122,10 +112,8 @@ def test_every_number_of_a_google_file_is_honoured():
         activation="gelu_tanh",
     )
     # modeling.py's own default, where a file leaves it out
-    assert (
-        BertConfig.from_google({k: v for k, v in GOOGLE.items() if k != "type_vocab_size"}).type_vocab_size
-        == 16
-    )
+    less = {key: value for key, value in GOOGLE.items() if key != "type_vocab_size"}
+    assert BertConfig.from_google(less).type_vocab_size == 16
 
 
 def test_every_number_of_a_hugging_face_file_is_honoured():
@@ -159,13 +147,6 @@ def test_the_form_decides_what_an_activation_means(form, theirs, ours):
     assert getattr(BertConfig, f"from_{form}")(GOOGLE | {"hidden_act": theirs}).activation == ours
 
 
-@pytest.mark.parametrize("form", ["google", "hugging_face"])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_every_activation_round_trips(form, activation):
-    config = dataclasses.replace(SMALL, activation=activation)
-    assert getattr(BertConfig, f"from_{form}")(getattr(config, f"to_{form}")()) == config
-
-
 def test_converting_keeps_the_function_and_changes_the_word():
     config = BertConfig.from_google(GOOGLE)
     assert config.to_google()["hidden_act"] == "gelu"
@@ -173,15 +154,6 @@ def test_converting_keeps_the_function_and_changes_the_word():
     erf = dataclasses.replace(config, activation="gelu_erf")
     assert erf.to_hugging_face()["hidden_act"] == "gelu"
     assert erf.to_google()["hidden_act"] == "gelu_erf"
-
-
-@pytest.mark.parametrize("form", ["google", "hugging_face"])
-def test_an_unknown_activation_is_an_error(form):
-    for given in ("mish", ["gelu"]):
-        with pytest.raises(
-            ValueError, match=rf"hidden_act is {re.escape(repr(given))} .*; wanted one of gelu"
-        ):
-            getattr(BertConfig, f"from_{form}")(GOOGLE | {"hidden_act": given})
 
 
 @pytest.mark.parametrize("form", ["google", "hugging_face"])
@@ -198,6 +170,7 @@ def test_an_unknown_activation_is_an_error(form):
             "classifier_dropout": 0.25,
             "initializer_range": 0.1,
         },
+        *({"activation": activation} for activation in ACTIVATIONS),
     ],
 )
 def test_every_field_round_trips_through_json(form, changes):
@@ -238,14 +211,8 @@ def test_the_model_types_that_compute_what_a_configuration_says(changes, model_t
             config.to_hugging_face(other)
 
 
-DISTILBERT = {
-    "model_type": "distilbert",
-    "vocab_size": 30522,
-    "dim": 768,
-    "n_layers": 6,
-    "n_heads": 12,
-    "hidden_dim": 3072,
-}
+DISTILBERT = {"model_type": "distilbert", "vocab_size": 30522, "dim": 768, "n_layers": 6, "n_heads": 12}
+DISTILBERT["hidden_dim"] = 3072
 ALBERT = GOOGLE | {"model_type": "albert", "embedding_size": 128}
 
 
@@ -268,48 +235,52 @@ def test_missing_keys_have_the_defaults_of_the_model_type():
     assert (distilbert.type_vocab_size, distilbert.pooler_activation) == (0, "relu")
 
 
+NOT_SUPPORTED = "is .*changes the numbers and is not supported; wanted"
+WRONG = [
+    (ALBERT | {"num_hidden_groups": 2}, "num_hidden_groups is 2 .* not supported; wanted 1"),
+    (ALBERT | {"inner_group_num": 2}, "inner_group_num is 2 .* not supported; wanted 1"),
+    (
+        ALBERT | {"embedding_size": 768},
+        "embedding_size .* hidden_size, 768, .*: wanted another embedding_size",
+    ),
+    (
+        GOOGLE | {"model_type": "roberta", "pad_token_id": None},
+        r"^pad_token_id in a config.json \(Hugging Face\): position_offset is None",
+    ),
+    (GOOGLE | {"layer_norm_eps": "1e-12"}, "^layer_norm_eps in a config.json .*norm_epsilon is '1e-12'"),
+    (GOOGLE | {"num_attention_heads": 0}, "^num_attention_heads in a config.json .*num_heads is 0"),
+    (GOOGLE | {"hidden_size": 0}, "^hidden_size is 0"),
+    (GOOGLE | {"type_vocab_size": 0}, "^type_vocab_size is 0 .*; wanted at least 1"),
+    (GOOGLE | {"hidden_act": "mish"}, "hidden_act is 'mish' .*; wanted one of gelu"),
+    (GOOGLE | {"hidden_act": ["gelu"]}, r"hidden_act is \['gelu'\] .*; wanted one of gelu"),
+    (GOOGLE | {"model_type": "distilbert"}, "^dim, n_layers, n_heads, hidden_dim missing"),
+    (DISTILBERT | {"activation": "mish"}, "^activation is 'mish'"),
+    (DISTILBERT | {"n_heads": 0}, "^n_heads in a config.json .*num_heads is 0"),
+    (GOOGLE | {"position_embedding_type": "relative_key"}, f"position_embedding_type {NOT_SUPPORTED}"),
+    (GOOGLE | {"is_decoder": True}, f"is_decoder {NOT_SUPPORTED}"),
+    (GOOGLE | {"add_cross_attention": True}, f"add_cross_attention {NOT_SUPPORTED}"),
+    (GOOGLE | {"pruned_heads": {"0": [1]}}, f"pruned_heads {NOT_SUPPORTED}"),
+    (GOOGLE | {"quantization_config": {"bits": 8}}, f"quantization_config {NOT_SUPPORTED}"),
+    (GOOGLE | {"model_type": "xlm"}, f"model_type {NOT_SUPPORTED}"),
+    (GOOGLE | {"model_type": ["bert"]}, f"model_type {NOT_SUPPORTED}"),
+]
+
+
+@pytest.mark.parametrize(("fields", "said"), WRONG)
+def test_unsupported_configurations_are_an_error(fields, said):
+    refused(said, BertConfig.from_hugging_face, fields)
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        (ALBERT | {"num_hidden_groups": 2}, "num_hidden_groups is 2 .* not supported; wanted 1"),
-        (ALBERT | {"inner_group_num": 2}, "inner_group_num is 2 .* not supported; wanted 1"),
-        (
-            ALBERT | {"embedding_size": 768},
-            "embedding_size .* hidden_size, 768, .* not supported: wanted another embedding_size",
-        ),
-        (
-            GOOGLE | {"model_type": "roberta", "pad_token_id": None},
-            r"^pad_token_id in a config.json \(Hugging Face\): position_offset is None",
-        ),
-        (GOOGLE | {"layer_norm_eps": "1e-12"}, "^layer_norm_eps in a config.json .*norm_epsilon is '1e-12'"),
-        (GOOGLE | {"num_attention_heads": 0}, "^num_attention_heads in a config.json .*num_heads is 0"),
-        (GOOGLE | {"hidden_size": 0}, "^hidden_size is 0"),
-        (GOOGLE | {"type_vocab_size": 0}, "^type_vocab_size is 0 .*; wanted at least 1"),
-        (GOOGLE | {"model_type": "distilbert"}, "^dim, n_layers, n_heads, hidden_dim missing"),
-        (DISTILBERT | {"activation": "mish"}, "^activation is 'mish'"),
-        (DISTILBERT | {"n_heads": 0}, "^n_heads in a config.json .*num_heads is 0"),
+        (GOOGLE | {"hidden_act": "mish"}, "hidden_act is 'mish' .*; wanted one of gelu"),
+        (GOOGLE | {"hidden_act": ["gelu"]}, r"hidden_act is \['gelu'\] .*; wanted one of gelu"),
+        ({"hidden_size": 8}, r"vocab_size, .* missing from a bert_config.json \(Google\)"),
     ],
 )
-def test_unsupported_configurations_are_an_error(fields, said):
-    with pytest.raises(ValueError, match=said):
-        BertConfig.from_hugging_face(fields)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("position_embedding_type", "relative_key"),
-        ("is_decoder", True),
-        ("add_cross_attention", True),
-        ("pruned_heads", {"0": [1]}),
-        ("quantization_config", {"bits": 8}),
-        ("model_type", "xlm"),
-        ("model_type", ["bert"]),
-    ],
-)
-def test_unsupported_keys_that_change_the_numbers_are_an_error(key, value):
-    with pytest.raises(ValueError, match=f"{key} is .*changes the numbers and is not supported; wanted"):
-        BertConfig.from_hugging_face(GOOGLE | {key: value})
+def test_errors_of_a_google_file(fields, said):
+    refused(said, BertConfig.from_google, fields)
 
 
 def test_metadata_is_ignored_in_silence_and_anything_else_is_named_in_a_warning():
@@ -334,11 +305,6 @@ def test_metadata_is_ignored_in_silence_and_anything_else_is_named_in_a_warning(
         BertConfig.from_hugging_face(GOOGLE | {"hidden_szie": 3, "a_new_trick": 1})
 
 
-def test_a_missing_key_is_named():
-    with pytest.raises(ValueError, match=r"vocab_size missing from a bert_config.json \(Google\)"):
-        BertConfig.from_google({k: v for k, v in GOOGLE.items() if k != "vocab_size"})
-
-
 @pytest.mark.parity
 def test_transformers_reads_what_is_written_and_the_reverse():
     transformers = pytest.importorskip("transformers")
@@ -361,27 +327,17 @@ def test_the_files_name_decides_the_form(tmp_path):
     assert BertConfig.load(tmp_path).activation == "gelu_erf"
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
+def test_missing_and_malformed_files(tmp_path):
+    """The rest of the faults of JSON are in test_checkpoint_errors.py."""
+    refused(r"no config.json .* in ", BertConfig.load, tmp_path, error=FileNotFoundError)
+    refused("no configuration file at", BertConfig.load, tmp_path / "absent", error=FileNotFoundError)
+    for content, said in (
         (b"{", "is not a JSON file in UTF-8"),
-        ('{"vocab_size": "é"}'.encode("latin-1"), "is not a JSON file in UTF-8"),
         (b"[1, 2]", "holds a list, .*; wanted an object of named fields"),
         (b"{}", "config.json: vocab_size, hidden_size, .* missing"),
-    ],
-)
-def test_a_malformed_file_raises_one_line(tmp_path, content, said):
-    (tmp_path / "config.json").write_bytes(content)
-    with pytest.raises(ValueError, match=said) as error:
-        BertConfig.load(tmp_path)
-    assert "\n" not in str(error.value)
-
-
-def test_no_file(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no config.json .* in "):
-        BertConfig.load(tmp_path)
-    with pytest.raises(FileNotFoundError, match="no configuration file at"):
-        BertConfig.load(tmp_path / "absent.json")
+    ):
+        (tmp_path / "config.json").write_bytes(content)
+        refused(said, BertConfig.load, tmp_path)
 
 
 def test_real_files(data_dir):
@@ -393,110 +349,10 @@ def test_real_files(data_dir):
     assert tiny == BertConfig.named("tiny", activation="gelu_erf")
 
 
-# --- sizes ------------------------------------------------------------------------------------------------
-
-# Encoder and pooler, uncased English, max_positions 512, 2 types; L down, H across (Turc et al. 2019).
-COUNTS = """
- L          128          256          512          768
- 2    4,385,920    9,591,040   22,458,880   38,603,520
- 4    4,782,464   11,170,560   28,763,648   52,779,264
- 6    5,179,008   12,750,080   35,068,416   66,955,008
- 8    5,575,552   14,329,600   41,373,184   81,130,752
-10    5,972,096   15,909,120   47,677,952   95,306,496
-12    6,368,640   17,488,640   53,982,720  109,482,240
-"""
-GRID = {
-    f"L-{row.split()[0]}_H-{hidden}": int(count.replace(",", ""))
-    for row in COUNTS.strip().split("\n")[1:]
-    for hidden, count in zip((128, 256, 512, 768), row.split()[1:], strict=True)
-}
-PUBLISHED = GRID | {
-    "tiny": 4_385_920,
-    "mini": 11_170_560,
-    "small": 28_763_648,
-    "medium": 41_373_184,
-    "base": 109_482_240,
-    "large": 335_141_888,
-    "albert-base": 11_683_584,
-    "albert-large": 17_683_968,
-    "albert-xlarge": 58_724_864,
-    "albert-xxlarge": 222_595_584,
-    # The discriminators, with a pooler, which theirs have not: see tests/test_variants.py.
-    "electra-small": 13_483_008 + 257 * 256,
-    "electra-base": 108_891_648 + 769 * 768,
-    "electra-large": 334_092_288 + 1025 * 1024,
-    "roberta-base": 124_645_632,
-    "roberta-large": 355_359_744,
-    "distilbert-base": 66_362_880 + 769 * 768,
-}
-OTHERS = [
-    (BertConfig.named("base", vocab_size=28996), 108_310_272),
-    (BertConfig.named("large", vocab_size=28996), 333_579_264),
-    (BertConfig.named("base", vocab_size=119547), 177_853_440),
-    (BertConfig.named("base", vocab_size=105879), 167_356_416),
-    (BertConfig.named("base", vocab_size=21128), 102_267_648),
-    (
-        BertConfig(vocab_size=30522, hidden_size=384, num_layers=6, num_heads=12, intermediate_size=1536),
-        22_713_216,
-    ),
-    (
-        BertConfig(vocab_size=30522, hidden_size=384, num_layers=12, num_heads=12, intermediate_size=1536),
-        33_360_000,
-    ),
-    (
-        BertConfig(vocab_size=30522, hidden_size=312, num_layers=4, num_heads=12, intermediate_size=1200),
-        14_350_248,
-    ),
-]
-
-
-def parameters(config: BertConfig) -> int:
-    """Encoder and pooler, written out: embeddings and norm, projection, blocks, pooler."""
-    h, e, i = config.hidden_size, config.embedding_width, config.intermediate_size
-    embeddings = (config.vocab_size + config.max_positions + config.type_vocab_size + 2) * e
-    projection = (e + 1) * h if e != h else 0
-    block = 4 * (h + 1) * h + (h + 1) * i + (i + 1) * h + 4 * h
-    return embeddings + projection + (1 if config.share_layers else config.num_layers) * block + (h + 1) * h
-
-
-def counted(config: BertConfig) -> int:
-    total = 0
-    for shape in variable_shapes(config).values():
-        size = 1
-        for length in shape:
-            size *= length
-        total += size
-    return total
-
-
-def test_the_sizes_are_the_published_grid_plus_large_and_its_nicknames():
-    assert {*SIZES, *VARIANTS} == set(PUBLISHED)
+def test_an_unknown_size_is_an_error():
     assert len({tuple(size) for size in SIZES.values()}) == 25
     with pytest.raises(ValueError, match="no size named 'huge'; the sizes are L-2_H-128"):
         BertConfig.named("huge")
-
-
-@pytest.mark.parametrize(("size", "count"), PUBLISHED.items(), ids=PUBLISHED)
-def test_a_size_has_exactly_the_published_parameters(size, count):
-    config = BertConfig.named(size)
-    width = 128 if size == "albert-xlarge" else 64
-    assert (config.num_heads, config.intermediate_size) == (
-        config.hidden_size // width,
-        4 * config.hidden_size,
-    )
-    assert parameters(config) == counted(config) == count
-
-
-@pytest.mark.parametrize(("config", "count"), OTHERS, ids=[str(count) for _, count in OTHERS])
-def test_another_published_model_has_exactly_its_parameters(config, count):
-    assert parameters(config) == counted(config) == count
-
-
-@pytest.mark.parametrize("size", ["tiny", "mini"])
-def test_the_encoder_itself_has_them(size):
-    from bert_keras.model.encoder import BertEncoder
-
-    assert BertEncoder(BertConfig.named(size)).count_params() == PUBLISHED[size]
 
 
 def test_config_and_features_import_nothing_heavy():

@@ -11,9 +11,12 @@ from exports import CASES
 from runs import texts, write_distilbert, write_roberta
 
 import bert_keras as bk
-from bert_keras import Preprocessor, checkpoints
+from bert_keras import ByteBPE, Preprocessor, checkpoints
 from bert_keras.model import heads
 from bert_keras.model.encoder import BertEncoder
+from bert_keras.tasks.hparams import Sampling
+from bert_keras.tasks.pretraining import instance_stream
+from bert_keras.tasks.problems.fill_mask import FillMask
 from bert_keras.tasks.task import model_inputs
 
 SENTENCES = [
@@ -57,12 +60,10 @@ def test_every_task_reads_raw_strings(preprocess, folder, title):
     task, checkpoint = CASES[title], checkpoints.read(folder)
     encoder = BertEncoder(checkpoint.config, outputs=task.outputs)
     checkpoints.assign(checkpoint, encoder, fresh=("pooler",))
-    raw = {
-        name: tf.constant(SENTENCES)
-        if spec.shape.rank == 1
-        else tf.constant([SENTENCES[: spec.shape[1]]] * len(SENTENCES))
-        for name, spec in task.signature().items()
-    }
+    raw = {}
+    for name, spec in task.signature().items():
+        rows = SENTENCES if spec.shape.rank == 1 else [SENTENCES[: spec.shape[1]]] * len(SENTENCES)
+        raw[name] = tf.constant(rows)
     features = task.features(preprocess, raw)
     answers = task.decode(task.model(encoder)(model_inputs(features)), features, raw)
     assert answers and all(len(value) == len(SENTENCES) for value in answers.values())
@@ -89,6 +90,56 @@ def test_a_classifier_is_trained_saved_and_exported(family, folder, tmp_path):
     )
     again = bk.load(tmp_path / "run").predict(given, verbose=0)["probabilities"]
     np.testing.assert_allclose(again, predicted, atol=1e-6)
+
+
+# -----------------------------------------------------------------------------------------------------------
+# RoBERTa's byte-level vocabulary in fill-mask and in pre-training
+
+
+@pytest.fixture(scope="module")
+def roberta(tmp_path_factory):
+    """The preprocessor of a RoBERTa."""
+    tokenizer = checkpoints.load_tokenizer(write_roberta(tmp_path_factory.mktemp("bytes")))
+    return Preprocessor(tokenizer, seq_length=40, pad_to_longest=True)
+
+
+def test_masks_take_the_space_before_them(roberta):
+    """Both names of a mask mean the same, and the filled text has the space of the token."""
+    tokenizer, task = roberta.tokenizer, FillMask(top_k=2)
+    reference = ByteBPE(tokenizer.vocabulary, tokenizer.merges, special_tokens_in_text=True)
+    given = ["the film \n <mask> good", "<mask> film", "(<mask>)", "good<mask><mask> .", "no"]
+    raw = {"text": tf.constant(given)}
+    features = task.features(roberta, raw)
+    for name, values in Preprocessor(reference, seq_length=40, pad_to_longest=True)(given).items():
+        np.testing.assert_array_equal(features[name], values, err_msg=name)
+    bert = {"text": tf.constant([text.replace("<mask>", "[MASK]") for text in given])}
+    np.testing.assert_array_equal(task.features(roberta, bert)["input_word_ids"], features["input_word_ids"])
+
+    def filled(token):
+        best = tokenizer.vocabulary.index(token)
+        logits = tf.one_hot([[best] * features["masked_lm_positions"].shape[1]] * 5, tokenizer.vocab_size) * 9
+        return [text.decode() for text in task.decode(logits, features, raw)["filled"].numpy()]
+
+    assert filled("Ġgood") == ["the film \n good good", "good film", "(good)", "goodgoodgood .", "no"]
+    assert filled("s") == ["the films good", "s film", "(s)", "goodss .", "no"]
+
+
+def test_an_answer_has_the_space_that_its_mask_takes(roberta):
+    raw = {"text": tf.constant(["the <mask> is", "<mask> is"]), "answer": tf.constant(["film", "t"])}
+    features = FillMask().features(roberta, raw)
+    ids = features["masked_lm_ids"].numpy()[:, 0]
+    assert [roberta.tokenizer.vocabulary[id_] for id_ in ids] == ["Ġfilm", "t"]
+
+
+def test_instances_of_two_segments_have_room_for_both_separators(roberta):
+    documents = [texts(30, seed=seed) for seed in range(3)]
+    settings = Sampling(seq_length=32, short_seq_prob=0.0, dupe_factor=1)
+    tokenizer = roberta.tokenizer
+    maker = instance_stream.InstanceMaker(tokenizer=tokenizer, settings=settings, segment=None)
+    made, _ = maker.instances(documents, seed=[0])
+    ids = np.concatenate([batch["input_word_ids"] for batch in instance_stream.Packer(maker)(made)])
+    assert ((ids == tokenizer.special.end).sum(axis=1) == 3).all()
+    assert max(sum(map(len, instance.segments)) for instance in made) == 32 - 4
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -152,13 +203,8 @@ def test_raw_strings_give_the_logits_of_transformers(family, folder, tmp_path, a
     preprocess = Preprocessor(checkpoints.tokenizer_of(checkpoint), seq_length=40, pad_to_longest=True)
     pairs = [(one, two) for one in SENTENCES for two in SENTENCES if one and two][:12]
     features = preprocess(*zip(*pairs, strict=True))
-    encoded = tokenizer(
-        *map(list, zip(*pairs, strict=True)),
-        padding=True,
-        truncation=True,
-        max_length=40,
-        return_tensors="pt",
-    )
+    how = {"padding": True, "truncation": True, "max_length": 40, "return_tensors": "pt"}
+    encoded = tokenizer(*map(list, zip(*pairs, strict=True)), **how)
     np.testing.assert_array_equal(features["input_word_ids"], encoded["input_ids"])
     np.testing.assert_array_equal(features["input_mask"], encoded["attention_mask"])
     if not checkpoint.config.has_types:
@@ -189,3 +235,18 @@ def test_raw_strings_give_the_logits_of_transformers(family, folder, tmp_path, a
     with torch.no_grad():
         for name in names:
             np.testing.assert_array_equal(again.eval()(**given)[name], outputs[name])
+
+
+@pytest.mark.parity
+def test_the_tokenizer_of_transformers_reads_our_folder_and_we_read_its(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    folder = write_roberta(tmp_path / "roberta")
+    ours = checkpoints.load_tokenizer(folder)
+    given = [*SENTENCES, *texts(50, seed=3), "x <mask>"]
+    for name in ("AutoTokenizer", "RobertaTokenizer", "RobertaTokenizerFast"):
+        theirs = getattr(transformers, name).from_pretrained(folder)
+        special = ByteBPE(ours.vocabulary, ours.merges, special_tokens_in_text=True)
+        assert theirs(given, add_special_tokens=False)["input_ids"] == special.tokenize(given).to_list()
+        assert (theirs.pad_token_id, theirs.mask_token_id) == (ours.special.padding, ours.special.mask)
+        theirs.save_pretrained(tmp_path / name)
+        assert checkpoints.load_tokenizer(tmp_path / name).digest == ours.digest

@@ -77,7 +77,7 @@ def test_an_error_of_several_lines_or_without_the_file_is_a_finding(message, fin
     def read(folder):
         raise BertKerasError(message)
 
-    reader = Reader(file="text.txt", make=lambda folder: [], mutate=lambda data, random: data, read=read)
+    reader = Reader("text.txt", lambda folder: [], lambda data, random: data, read)
     expected = contextlib.nullcontext() if finding is None else pytest.raises(Finding, match=finding)
     with expected:
         assert outcome(reader, tmp_path, b"") is None

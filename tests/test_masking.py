@@ -20,20 +20,7 @@ from bert_keras.text.masking import Pieces, ask_next, count_asked, mask
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.wordpiece import WordPiece
 
-VOCABULARY = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    "a",
-    "b",
-    "c",
-    "##x",
-    "##y",
-    "[unused0]",
-    "[unused1]",
-]
+VOCABULARY = "[PAD] [UNK] [CLS] [SEP] [MASK] a b c ##x ##y [unused0] [unused1]".split()
 PAD, UNK, CLS, SEP, MASK, A, B, C, X, Y = range(10)
 SEED = tf.constant([20181011, 4])
 
@@ -146,12 +133,8 @@ def test_words_and_counts_of_every_row(real, name):
         number = int(after[MASKED_LM_WEIGHTS][row].sum())
         places = after[MASKED_LM_POSITIONS][row][:number].tolist()
         assert places == sorted(set(places)) and not after[MASKED_LM_POSITIONS][row][number:].any()
-        words = words_in(
-            before[INPUT_WORD_IDS][row],
-            before[INPUT_MASK][row],
-            pieces,
-            whole_word="word" in name or name == "albert",
-        )
+        ids, there = before[INPUT_WORD_IDS][row], before[INPUT_MASK][row]
+        words = words_in(ids, there, pieces, whole_word=name != "bert")
         taken = [set(word) <= set(places) for word in words]
         assert sorted(sum((word for word, one in zip(words, taken, strict=True) if one), [])) == places
         left = wanted(before[INPUT_MASK][row]) - number
@@ -280,13 +263,10 @@ def test_a_word_that_does_not_fit_is_skipped(pieces):
 def test_a_special_token_ends_a_word_and_an_ngram(pieces):
     """Cut in front, a segment may open with the rest of a word. 3 of 20 tokens are masked, the n-gram stops at [SEP]."""
     features = rows_of([CLS, A, SEP, X, Y, SEP], width=6)
-    seen = {
-        tuple(
-            masked(features, pieces, seed=[0, draw], whole_word=True, share=0.4)[MASKED_LM_POSITIONS][0, :2]
-        )
-        for draw in range(20)
-    }
-    assert seen <= {(3, 4), (1, 0)}
+    seen = set()
+    for draw in range(20):
+        after = masked(features, pieces, seed=[0, draw], whole_word=True, share=0.4)
+        seen.add(tuple(after[MASKED_LM_POSITIONS][0, :2].tolist()))
     assert seen == {(3, 4), (1, 0)}
 
 
@@ -337,19 +317,13 @@ def test_a_data_set_knows_the_shapes(tokenizer, pieces):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"share": 0.0}, "share is 0.0; share must be a finite number over 0"),
-        ({"share": 1.5}, "share is 1.5; share must be a finite number over 0 and at most 1"),
-        (
-            {"max_predictions": 0},
-            "max_predictions is 0; max_predictions must be a whole number of at least 1",
-        ),
-        ({"max_ngram": 0}, "max_ngram is 0; max_ngram must be a whole number of at least 1"),
+        ({"share": 0.0}, "share is 0.0; .* over 0 and at most 1"),
+        ({"share": 1.5}, "share is 1.5; .* over 0 and at most 1"),
+        ({"max_predictions": 0}, "max_predictions is 0; .* of at least 1"),
+        ({"max_ngram": 0}, "max_ngram is 0; .* of at least 1"),
         ({"hide": 0.9}, r"hide, keep and replace are \(0.9, 0.1, 0.1\); give rates that sum to 1"),
-        (
-            {"hide": 1.1, "keep": -0.1, "replace": 0.0},
-            "hide is 1.1; hide must be a finite number of at least 0 and at most 1",
-        ),
-        ({"random_pieces": "any"}, "random_pieces is 'any'; random_pieces must be one of vocabulary, real"),
+        ({"hide": 1.1, "keep": -0.1, "replace": 0.0}, "hide is 1.1; .* of at least 0 and at most 1"),
+        ({"random_pieces": "any"}, "random_pieces is 'any'; .* one of vocabulary, real"),
     ],
 )
 def test_wrong_settings(settings, message):

@@ -1,5 +1,6 @@
 """Models by name: the real client of the Hugging Face Hub, on a loopback server; archives and presets without a network."""
 
+import functools
 import json
 import os
 import shutil
@@ -82,12 +83,8 @@ def asked_for(hub: Hub, *, method: str = "GET") -> list[str]:
 
 def test_a_name_an_address_and_a_revision(tmp_path, files):
     card = {"license": "mit"}
-    whole = files | {
-        "README.md": b"x",
-        "tf_model.h5": b"x",
-        "pytorch_model.bin": b"x",
-        "onnx/model.onnx": b"x",
-    }
+    others = ("README.md", "tf_model.h5", "pytorch_model.bin", "onnx/model.onnx")
+    whole = files | dict.fromkeys(others, b"x")
     served = {
         "google-bert/bert-base-uncased": Repository(whole, revisions={"main": FIRST, "v1": SECOND}),
         "org/own": Repository(files, card=card),
@@ -278,11 +275,8 @@ def test_finetune_from_a_name_remembers_the_model_and_its_commit(ask_here, capfd
 
     card = ModelCard.load(run / "README.md")
     about = card.data.to_dict()
-    assert (about["license"], about["base_model"], about["pipeline_tag"]) == (
-        "mit",
-        "org/own",
-        "text-classification",
-    )
+    wanted = {"license": "mit", "base_model": "org/own", "pipeline_tag": "text-classification"}
+    assert about.items() >= wanted.items()
     assert about["metrics"] == ["accuracy"] and "sst2" in about["tags"]
     assert SECOND in card.text and f"| accuracy | {results['measures']['val_accuracy']:.4f} |" in card.text
 
@@ -293,23 +287,13 @@ def test_finetune_from_a_name_remembers_the_model_and_its_commit(ask_here, capfd
 
 def test_a_path_is_never_looked_up(tmp_path, monkeypatch, files):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        downloads, "SCHEMES", dict.fromkeys(downloads.SCHEMES, None)
-    )  # calling None is a TypeError
+    # Calling None is a TypeError.
+    monkeypatch.setattr(downloads, "SCHEMES", dict.fromkeys(downloads.SCHEMES, None))
     (tmp_path / "bert-base-uncased").mkdir()
     (tmp_path / "runs").mkdir()
     (tmp_path / "bert_model.ckpt.index").touch()
-    for path in (
-        "bert-base-uncased",
-        "./x",
-        "../x",
-        "/x",
-        "~/x",
-        "runs/x",
-        "a/b/c",
-        "x y",
-        "bert_model.ckpt",
-    ):
+    paths = ("bert-base-uncased", "./x", "../x", "/x", "~/x", "runs/x", "a/b/c", "x y", "bert_model.ckpt")
+    for path in paths:
         found = checkpoints.resolve(path)
         assert (found.path, found.origin) == (Path(os.path.expanduser(path)), {})
     assert checkpoints.resolve(Path("bert-base-cased")).path == Path("bert-base-cased")
@@ -323,9 +307,8 @@ def test_files_with_close_names_are_suggested(tmp_path, monkeypatch):
     (tmp_path / "runs" / "minilm-sst2").mkdir(parents=True)
     with pytest.raises(MissingFileError, match=r"did you mean runs/minilm-sst2\?"):
         checkpoints.read("runs/minilm-sst")
-    with pytest.raises(
-        MissingFileError, match="no address of a model; addresses are hf://NAME, google://NAME"
-    ):
+    message = "no address of a model; addresses are hf://NAME, google://NAME"
+    with pytest.raises(MissingFileError, match=message):
         checkpoints.read("ftp://bucket/model")
     with pytest.raises(BertKerasError, match="s3://bucket/model: .* local disk; copy it there first"):
         checkpoints.read("s3://bucket/model")
@@ -361,7 +344,8 @@ def test_an_archive_is_downloaded_and_unpacked_once(tmp_path, monkeypatch, files
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with serving({"archives/of": Repository({path: archive.read_bytes()})}) as hub:
         base = f"{hub.address}/archives/of/resolve/main/"
-        resolver = downloads.archive_resolver(scheme, {name: path, "absent": "absent.zip"}, base)
+        archives = {name: path, "absent": "absent.zip"}
+        resolver = functools.partial(downloads._from_archives, scheme=scheme, archives=archives, base=base)
         found = resolver(name, name, True)
         assert resolver(name, name, True) == found
         assert len(hub.log) == 1
@@ -400,9 +384,8 @@ def test_keras_hub_presets_are_the_librarys(tmp_path, monkeypatch, files):
         "revision": handle.rpartition("/")[2],
         "license": "apache-2.0",
     }
-    with pytest.raises(
-        MissingFileError, match="no preset of BERT named bert_tiny_uncased; .*bert_tiny_en_unc"
-    ):
+    message = "no preset of BERT named bert_tiny_uncased; .*bert_tiny_en_unc"
+    with pytest.raises(MissingFileError, match=message):
         downloads.resolve("keras_hub://bert_tiny_uncased")
 
     def refuse(handle):

@@ -100,23 +100,10 @@ def test_commands_in_a_folder_that_reads_as_a_pattern(command, sst2, tmp_path):
         shutil.copytree(folder, place / folder.name)
     (place / "lines.txt").write_text("good film\ndull plot\n\nwarm scene\nthe plot\n" * 5)
     source, run, lines = place / "checkpoint", place / "run", place / "lines.txt"
-    tuned = (
-        "--task",
-        "sst2",
-        "--data",
-        place / "data",
-        "--epochs",
-        "1",
-        "--learning-rate",
-        "1e-3",
-        "--save-every",
-        "2",
-        "--seq-length",
-        "40",
-    )
-    made = ("--seq-length", "16", "--sampler", "contiguous", "--workers", "1")
+    tuned = "--task sst2 --epochs 1 --learning-rate 1e-3 --save-every 2 --seq-length 40 --data".split()
+    made = "--seq-length 16 --sampler contiguous --workers 1".split()
     for arguments in (
-        ("finetune", "--checkpoint", source, "--output", run, *tuned),
+        ("finetune", "--checkpoint", source, "--output", run, *tuned, place / "data"),
         ("export", "--run", run, "--output", place / "served"),
         ("instances", "--text", lines, "--vocab", source, "--output", place / "records", *made),
         ("features", "--checkpoint", source, "--input", lines, "--output", place / "vectors"),

@@ -13,11 +13,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import tensorflow as tf
-from random_checkpoints import random_checkpoint
+from random_checkpoints import random_checkpoint, refused
 
 import bert_keras as bk
 from bert_keras import checkpoints
-from bert_keras.errors import BertKerasError
 from bert_keras.io import paths
 from bert_keras.io.folders import Folder, atomic_folder
 from bert_keras.io.paths import RemotePath, to_path
@@ -72,14 +71,8 @@ def test_a_remote_path_is_a_path(ram):
 
 
 def test_a_folder_is_listed_with_one_request_for_each_level(ram, monkeypatch):
-    names = {
-        "a.txt",
-        "b/c.txt",
-        "b/d e/f.txt",
-        "b/d e/g [1]?/h.txt",
-        ".i/j.txt",
-        *(f"k/{i}.txt" for i in range(20)),
-    }
+    names = {"a.txt", "b/c.txt", "b/d e/f.txt", "b/d e/g [1]?/h.txt", ".i/j.txt"}
+    names |= {f"k/{i}.txt" for i in range(20)}
     folder = to_path(f"{ram.folder}/text [2]")
     for name in names:
         ram(f"text [2]/{name}", "one")
@@ -107,9 +100,8 @@ def test_corpora_of_all_forms(ram, tmp_path):
     ram("text/.hidden/d.txt", "not read")
     for source in (*files, f"{ram.folder}/text"):
         assert list(Corpus(source)) == wanted
-    with pytest.raises(
-        FileNotFoundError, match=r"there is no ram://.*/text/b\.txt \(did you mean ram://.*/a\.txt\?\)"
-    ):
+    message = r"there is no ram://.*/text/b\.txt \(did you mean ram://.*/a\.txt\?\)"
+    with pytest.raises(FileNotFoundError, match=message):
         Corpus(f"{ram.folder}/text/b.txt")
     with pytest.raises(ValueError, match=r"c\.zip cannot be unpacked"):
         list(Corpus(ram("broken/c.zip", b"PK")))
@@ -134,29 +126,16 @@ def test_weights_on_another_file_system_are_refused_and_their_tokenizer_is_read(
         for file in (tmp_path / form).iterdir():
             ram(f"{form}/{file.name}", file.read_bytes())
         folder = f"{ram.folder}/{form}"
-        with pytest.raises(BertKerasError, match=f"^{folder}: .* local disk; copy it there first.$"):
-            checkpoints.load_encoder(folder)
+        refused(f"^{folder}: .* local disk; copy it there first.$", checkpoints.load_encoder, folder)
     assert checkpoints.load_tokenizer(f"{ram.folder}/hugging-face").vocabulary == made.vocabulary.tokens
     ram("hugging-face/task.json", "{}")
     for given in (f"{ram.folder}/hugging-face", ram("model.keras", "")):
-        with pytest.raises(BertKerasError, match=f"^{given}: .* local disk; copy it there first.$"):
-            bk.load(given)
+        refused(f"^{given}: .* local disk; copy it there first.$", bk.load, given)
 
 
-SQUAD = {
-    "version": "1.1",
-    "data": [
-        {
-            "title": "t",
-            "paragraphs": [
-                {
-                    "context": "the cat sat",
-                    "qas": [{"id": "1", "question": "who?", "answers": [{"text": "cat", "answer_start": 4}]}],
-                }
-            ],
-        }
-    ],
-}
+ANSWERED = [{"id": "1", "question": "who?", "answers": [{"text": "cat", "answer_start": 4}]}]
+ARTICLE = {"title": "t", "paragraphs": [{"context": "the cat sat", "qas": ANSWERED}]}
+SQUAD = json.dumps({"version": "1.1", "data": [ARTICLE]})
 
 
 def parquet():
@@ -165,30 +144,21 @@ def parquet():
     return sink.getvalue().to_pybytes()
 
 
+JSON_LINES = '{"text": "a", "label": "x"}\n{"text": "b", "label": "y"}\n'
+CONLL = "-DOCSTART- -X- O\n\na NN O\nParis NNP I-LOC\n\n"
+CUSTOM = functools.partial(TextClassification.open, "custom")
 DATA = {
     "official tsv": (
         "SST-2/train.tsv",
         "sentence\tlabel\na\t1\nb\t0\n",
         functools.partial(TextClassification.open, "sst2"),
     ),
-    "csv": ("train.csv", "text,label\na,x\nb,y\n", functools.partial(TextClassification.open, "custom")),
-    "csv.gz": (
-        "train.csv.gz",
-        gzip.compress(b"text,label\na,x\nb,y\n"),
-        functools.partial(TextClassification.open, "custom"),
-    ),
-    "jsonl": (
-        "train.jsonl",
-        '{"text": "a", "label": "x"}\n{"text": "b", "label": "y"}\n',
-        functools.partial(TextClassification.open, "custom"),
-    ),
-    "parquet": ("train.parquet", parquet(), functools.partial(TextClassification.open, "custom")),
-    "squad": ("train-v1.1.json", json.dumps(SQUAD), functools.partial(QuestionAnswering.open, "squad1.1")),
-    "conll": (
-        "train.txt",
-        "-DOCSTART- -X- O\n\na NN O\nParis NNP I-LOC\n\n",
-        functools.partial(Tagging.open, "conll2003"),
-    ),
+    "csv": ("train.csv", "text,label\na,x\nb,y\n", CUSTOM),
+    "csv.gz": ("train.csv.gz", gzip.compress(b"text,label\na,x\nb,y\n"), CUSTOM),
+    "jsonl": ("train.jsonl", JSON_LINES, CUSTOM),
+    "parquet": ("train.parquet", parquet(), CUSTOM),
+    "squad": ("train-v1.1.json", SQUAD, functools.partial(QuestionAnswering.open, "squad1.1")),
+    "conll": ("train.txt", CONLL, functools.partial(Tagging.open, "conll2003")),
 }
 
 
@@ -210,20 +180,13 @@ def test_data_files(ram, tmp_path, form):
 
 def test_records_are_written_and_read(ram, tmp_path):
     tokenizer = WordPiece(PIECES)
-    options = {
-        "make_tokenizer": functools.partial(WordPiece, PIECES),
-        "settings": Sampling(seq_length=16, dupe_factor=1),
-        "shard_bytes": 50,
-        "shard_documents": 3,
-    }
+    options = {"shard_bytes": 50, "shard_documents": 3, "settings": Sampling(seq_length=16, dupe_factor=1)}
+    options["make_tokenizer"] = functools.partial(WordPiece, PIECES)
     source = open_corpora([ram("text.txt", TEXT)])
     remote, local = f"{ram.folder}/instances", tmp_path / "instances"
-    assert write_records(source, Job(path=to_path(remote), **options)) == write_records(
-        source, Job(path=local, **options)
-    )
-    assert {path.name: path.read_bytes() for path in to_path(remote).iterdir()} == {
-        path.name: path.read_bytes() for path in local.iterdir()
-    }
+    summaries = [write_records(source, Job(path=path, **options)) for path in (to_path(remote), local)]
+    written = [{f.name: f.read_bytes() for f in path.iterdir()} for path in (to_path(remote), local)]
+    assert summaries[0] == summaries[1] and written[0] == written[1]
     times = [path.stat().st_mtime_ns for path in to_path(remote).iterdir()]
     write_records(source, Job(path=to_path(remote), **options))  # again: nothing is written
     assert [path.stat().st_mtime_ns for path in to_path(remote).iterdir()][:-1] == times[:-1]
@@ -259,8 +222,5 @@ def test_a_missing_file_is_not_a_damaged_one(ram):
 
 
 def test_a_file_system_that_is_not_installed():
-    with pytest.raises(
-        ValueError,
-        match="TensorFlow has no file system for s3://bucket/text.txt; give a local path or one .*gs://",
-    ):
-        Corpus("s3://bucket/text.txt")
+    message = "TensorFlow has no file system for s3://bucket/text.txt; give a local path or one .*gs://"
+    refused(message, Corpus, "s3://bucket/text.txt")

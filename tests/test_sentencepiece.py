@@ -90,9 +90,8 @@ def test_ids_are_those_of_albert(tokenizer, model):
 
 
 def test_a_digit_and_a_comma_are_two_tokens(tokenizer):
-    joined = [
-        i for i, piece in enumerate(tokenizer.vocabulary) if piece[-1] == "," and piece[-2:-1].isdigit()
-    ]
+    is_joined = [piece[-1] == "," and piece[-2:-1].isdigit() for piece in tokenizer.vocabulary]
+    joined = np.flatnonzero(is_joined).tolist()
     assert joined  # the vocabulary has such pieces
     texts = ["9, and 1,234 or 19,5 x9,", "x"]
     assert not np.isin(tokenizer.tokenize(texts).values, joined).any()
@@ -183,24 +182,20 @@ def set_type(token: str, kind: int):
     return change
 
 
+def keep_spaces(proto):
+    proto.normalizer_spec.remove_extra_whitespaces = False
+
+
 def test_bytes_that_are_no_model_are_refused(model, tmp_path):
     draw = random.Random(2)
-    for bad in (
-        b"",
-        b"garbage",
-        bytes(draw.randrange(256) for _ in range(500)),
-        *(model[:n] for n in (1, 50, 300, 700)),
-    ):
+    for bad in (b"", b"garbage", draw.randbytes(500), *(model[:n] for n in (1, 50, 300, 700))):
         with pytest.raises(ValueError, match="not a SentencePiece model|is missing"):
             SentencePiece(bad)
     for wrong, message in (
         (set_type("[MASK]", 4), r"\[MASK\] is a USER_DEFINED piece; wanted a CONTROL piece"),
         (set_type("<pad>", 1), "<pad> is a NORMAL piece"),
         (lambda proto: proto.pieces.pop(2), r"\[CLS\] is missing"),
-        (
-            lambda proto: setattr(proto.normalizer_spec, "remove_extra_whitespaces", False),
-            "one space before each word",
-        ),
+        (keep_spaces, "one space before each word"),
     ):
         with pytest.raises(ValueError, match=message):
             SentencePiece(changed(model, wrong))
@@ -211,27 +206,10 @@ def test_bytes_that_are_no_model_are_refused(model, tmp_path):
         SentencePiece.from_file(str(tmp_path / "spiece.model"))
 
 
-def test_flipped_bytes_do_not_crash_the_process(model):
-    draw, loaded = random.Random(3), 0
-    for _ in range(100):
-        broken = bytearray(model)
-        for _ in range(8):
-            broken[draw.randrange(len(broken))] = draw.randrange(256)
-        try:
-            tokenizer = SentencePiece(bytes(broken))
-        except ValueError:
-            continue
-        tokenizer.tokenize_with_offsets(["hello lower 1,234"])
-        loaded += 1
-    assert 0 < loaded < 100
-
-
 def test_vocabulary_properties_for_masking(model):
     tokenizer = SentencePiece(model)
     pieces = Pieces.of(tokenizer)
-    goes_on = {
-        piece for piece, goes_on in zip(tokenizer.vocabulary, pieces.continues, strict=True) if goes_on
-    }
+    goes_on = {tokenizer.vocabulary[i] for i in np.flatnonzero(pieces.continues)}
     assert {"s", "sum"} <= goes_on
     assert not {f"{SPACE}a", SPACE, ".", "9,", "<unk>"} & goes_on
     assert pieces.is_special[list(dataclasses.astuple(tokenizer.special))].all()
@@ -308,10 +286,8 @@ def test_a_run_keeps_it_answers_and_is_exported(checkpoint, model, tmp_path):
     assert ours["mask_start_byte"].tolist() == [[6, -1], [0, 6]]
     assert SPACE.encode() not in b"".join(ours["filled"].tolist())
     export(read, tmp_path / "served", target="tfserving-2.10")
-    assert (
-        load_runs([tmp_path / "run", tmp_path / "run"]).preprocess.tokenizer.digest
-        == run.preprocess.tokenizer.digest
-    )
+    both = load_runs([tmp_path / "run", tmp_path / "run"])
+    assert both.preprocess.tokenizer.digest == run.preprocess.tokenizer.digest
 
 
 def test_preprocessing_takes_it(tokenizer):

@@ -11,15 +11,17 @@ import lzma
 import re
 import shutil
 import struct
-import tracemalloc
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import tensorflow as tf
-from runs import VOCABULARY, learn_byte_bpe, texts, write_checkpoint
+from pretrainings import train, write_google
+from random_checkpoints import TINY, peak, random_checkpoint, refused, saves_with_keras
+from runs import VOCABULARY, learn_byte_bpe, texts, write_checkpoint, write_roberta
 
 import bert_keras.tasks.data.sources
 import bert_keras.tasks.data.tables
@@ -29,6 +31,15 @@ import bert_keras.tasks.task
 from bert_keras import checkpoints
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
+from bert_keras.features import (
+    INPUT_MASK,
+    INPUT_TYPE_IDS,
+    INPUT_WORD_IDS,
+    MASKED_LM_IDS,
+    MASKED_LM_POSITIONS,
+    NEXT_SENTENCE_LABEL,
+    TFRECORD_NAMES,
+)
 from bert_keras.io import formats, json_files
 from bert_keras.io.folders import Folder
 from bert_keras.savedmodels.verify import verify_files
@@ -51,24 +62,6 @@ from bert_keras.text.wordpiece import MAX_PIECE_BYTES, MAX_PIECES, WordPiece
 
 ROOT = Path(__file__).parents[1]
 DEEP = b"[" * 100_000
-INFINITY = float("inf")
-
-
-def refused(message: str, call: Callable, *args, **kwargs) -> None:
-    """The call raises our error, and it has one short line."""
-    with pytest.raises(BertKerasError, match=message) as error:
-        call(*args, **kwargs)
-    assert "\n" not in str(error.value) and len(str(error.value)) < 3000
-
-
-def peak(call: Callable) -> int:
-    """Bytes that Python allocated at most while the call ran."""
-    tracemalloc.start()
-    try:
-        call()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
 
 
 @pytest.fixture(scope="module")
@@ -82,184 +75,20 @@ def checkpoint(untouched, tmp_path) -> Path:
     return Path(shutil.copytree(untouched, tmp_path / "checkpoint"))
 
 
-def change(path: Path, **fields) -> None:
-    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | fields))
-
-
 # -----------------------------------------------------------------------------------------------------------
-# Checkpoints
+# Tokenizers. The refusals of checkpoints are in test_checkpoint_errors.py.
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"num_hidden_layers": 10**9},
-            "num_hidden_layers .*: num_layers is 1000000000; .* and at most 1,000",
-        ),
-        ({"num_hidden_layers": 1000}, "has no block_2/.*; it has 2 layers, and num_hidden_layers is 1000"),
-        ({"hidden_size": 10**30}, "hidden_size is 1000.*0; .* at most 65,536"),
-        ({"vocab_size": "373"}, "vocab_size is '373'; .* whole number"),
-        ({"layer_norm_eps": INFINITY}, "norm_epsilon is inf; .* of at least 1e-30 and at most 1,000"),
-        ({"layer_norm_eps": 1e308}, r"norm_epsilon is 1e\+308"),
-        (
-            {"initializer_range": 10**400},
-            "initializer_range is 1000.*0; .* of at least 1e-30 and at most 1,000",
-        ),
-        ({"hidden_dropout_prob": float("nan")}, "hidden_dropout is nan; .* of at least 0 and below 1"),
-        ({"hidden_act": ["gelu"]}, r"hidden_act is \['gelu'\]"),
-        ({"model_type": {"bert": 1}}, "model_type is {'bert': 1}"),
-        ({"tokenizer_class": 5}, "config.json: tokenizer_class is 5; wanted text, or null"),
-        ({"id2label": 5}, "config.json: id2label is 5; wanted an object, each value text"),
-        ({"id2label": {"0": 1}}, "config.json: id2label is .*; wanted an object, each value text"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_a_configuration_that_asks_for_too_much_or_is_of_another_type(checkpoint, changes, message):
-    change(checkpoint / "config.json", **changes)
-    (checkpoint / "tokenizer_config.json").unlink()
-    assert peak(lambda: refused(f"checkpoint.*{message}", checkpoints.read, checkpoint)) < 20e6
-
-
-def test_sizes_without_a_matching_tensor(checkpoint):
-    """An encoder is never made of sizes that the file does not hold."""
-    import safetensors.numpy
-
-    tensors = safetensors.numpy.load_file(checkpoint / "model.safetensors")
-    few = {name: tensor for name, tensor in tensors.items() if name.endswith("embeddings.LayerNorm.weight")}
-    safetensors.numpy.save_file(few, checkpoint / "model.safetensors")
-    change(checkpoint / "config.json", vocab_size=4_000_000, max_position_embeddings=1_000_000)
-    refused("checkpoint has no embeddings/word_embeddings", checkpoints.read, checkpoint)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("tokenizer_config.json", {"tokenizer_class": ["x"]}, r"tokenizer_class is \['x'\]; wanted text"),
-        ("tokenizer_config.json", {"do_lower_case": "no"}, "do_lower_case is 'no'; wanted true or false"),
-        ("tokenizer_config.json", {"do_lower_case": 1}, "do_lower_case is 1; wanted true or false"),
-        ("tokenizer_config.json", {"added_tokens_decoder": {"1": {"content": 1}}}, "added_tokens_decoder is"),
-        ("tokenizer_config.json", [1], r"holds a list, \[1\]; wanted an object"),
-        ("tokenizer.json", {"model": "x"}, "model is 'x'; wanted an object"),
-        ("tokenizer.json", {"model": {"vocab": {"[PAD]": 0}}, "normalizer": 5}, "normalizer is 5; wanted an"),
-        ("tokenizer.json", None, "holds null, None; wanted an object"),
-        ("added_tokens.json", {"a": "x"}, "a is 'x'; wanted a whole number"),
-        ("added_tokens.json", ["x"], r"holds a list, \['x'\]; wanted an object"),
-        ("model.safetensors.index.json", {"weight_map": {"a": 5}}, "has no weight_map of file names"),
-    ],
-)
-def test_json_of_another_type_beside_the_weights(checkpoint, name, content, message):
-    if name.startswith("model."):
-        (checkpoint / "model.safetensors").unlink()
-    (checkpoint / name).write_text(json.dumps(content))
-    refused(f"{re.escape(name)}.*{message}", checkpoints.read, checkpoint)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (DEEP, "is nested too deep; wanted at most 64"),
-        (b"[" * 300 + b"]" * 300, "is nested too deep"),
-        (b'{"vocab_size": ' + b"9" * 5000 + b"}", "is not a JSON file in UTF-8: Exceeds the limit"),
-        (b'{"vocab_size": "\\ud800"}', r"\\ud800 is half a character"),
-        (b"\xff{}", "is not a JSON file in UTF-8"),
-        (b"", "is not a JSON file in UTF-8"),
-    ],
-    ids=["deep", "nested", "digits", "half", "bytes", "empty"],
-)
-@pytest.mark.parametrize(
-    "name", ["config.json", "tokenizer_config.json", "tokenizer.json", "added_tokens.json"]
-)
-def test_text_that_is_not_json(checkpoint, name, content, message):
-    (checkpoint / name).write_bytes(content)
-    refused(f"{name}.*{message}", checkpoints.read, checkpoint)
-
-
-def test_a_json_file_over_the_limit_is_not_read(checkpoint, monkeypatch):
-    monkeypatch.setattr(json_files, "MAX_JSON_BYTES", 1_000_000)
-    with (checkpoint / "config.json").open("wb") as file:
-        file.truncate(500_000_000)
-    call = lambda: refused("config.json has over 1,000,000 bytes", checkpoints.read, checkpoint)  # noqa: E731
-    assert peak(call) < 10e6
-
-
-def keras_hub_preset(folder: Path, *, config: object, tokenizer: object) -> Path:
-    folder.mkdir()
-    for name, content in (("config.json", config), ("tokenizer.json", tokenizer)):
-        (folder / name).write_text(json.dumps(content))
-    (folder / "model.weights.h5").write_bytes(b"x")
-    (folder / "assets" / "tokenizer").mkdir(parents=True)
-    (folder / "assets" / "tokenizer" / "vocabulary.txt").write_text("\n".join(VOCABULARY))
-    return folder
-
-
-BACKBONE = {
-    "vocabulary_size": len(VOCABULARY), "hidden_dim": 8, "num_layers": 2, "num_heads": 2, "intermediate_dim": 8,
-    "dropout": 0.1, "max_sequence_length": 8, "num_segments": 2,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("config", "tokenizer", "message"),
-    [
-        ({"num_layers": 10**9}, {}, "num_layers is 1000000000; .* at most 1,000"),
-        ({"hidden_dim": "8"}, {}, "hidden_dim is '8'; wanted a finite number"),
-        ({"num_segments": 0}, {}, "config.json has num_segments 0; a BertBackbone has 1 or more"),
-        ({"dropout": [0.1]}, {}, r"dropout is \[0.1\]; wanted a finite number"),
-        ({}, {"config": None}, "tokenizer.json: config is None; wanted an object"),
-        ({}, {"config": {"lowercase": "no"}}, "tokenizer.json: lowercase is 'no'; wanted true or false"),
-        ({}, [], "tokenizer.json holds a list"),
-        (
-            {},
-            {"config": {"lowercase": True, "strip_accents": True}},
-            "has 1 bytes and its config needs .* numbers",
-        ),
-    ],
-)
-def test_json_of_another_type_in_a_keras_hub_preset(tmp_path, config, tokenizer, message):
-    content = {"class_name": "BertBackbone", "config": BACKBONE | config}
-    folder = keras_hub_preset(tmp_path / "preset", config=content, tokenizer=tokenizer)
-    refused(f"preset.*{message}", checkpoints.read, folder)
-
-
-@pytest.mark.parametrize("names", [["../evil.h5"], "../evil.h5", [5], {"a": 1}])
-def test_shards_of_a_keras_hub_preset_outside_of_its_folder(tmp_path, names):
-    content = {"class_name": "BertBackbone", "config": BACKBONE}
-    folder = keras_hub_preset(tmp_path / "preset", config=content, tokenizer={})
-    (folder / "model.weights.h5").unlink()
-    (tmp_path / "evil.h5").write_bytes(b"x")
-    (folder / "model.weights.json").write_text(json.dumps({"weight_map": {"a": names}}))
-    refused("model.weights.json.*(which is not a file in its folder|wanted a list)", checkpoints.read, folder)
-
-
-def test_a_tensorflow_index_that_asks_for_more_than_its_data(tmp_path, untouched):
-    checkpoints.write(checkpoints.read(untouched), tmp_path / "google", format="google")
-    data = next((tmp_path / "google").glob("*.data-*"))
-    data.write_bytes(data.read_bytes()[:1000])
-    refused("its data has 1,000 bytes and its index needs", checkpoints.read, tmp_path / "google")
-
-
-def test_a_pytorch_file_that_inflates(checkpoint):
-    (checkpoint / "model.safetensors").unlink()
-    with zipfile.ZipFile(checkpoint / "pytorch_model.bin", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("archive/data/0", bytes(30_000_000))
-    call = lambda: refused("pytorch_model.bin has .* unpacks to 30,000,000", checkpoints.read, checkpoint)  # noqa: E731
-    assert peak(call) < 10e6
-
-
-@pytest.mark.parametrize(
-    ("piece", "message"),
-    [
-        ("a\0b", "line 374: .* holds a NUL byte"),
-        ("x" * 257, "line 374: .* has 257 bytes; wanted at most 256"),
-        ("##" + "é" * 129, "line 374: .* has 258 bytes"),
-    ],
-)
-def test_pieces_that_the_kernel_refuses(checkpoint, piece, message):
-    (checkpoint / "vocab.txt").write_text("\n".join([*VOCABULARY, piece]), encoding="utf-8")
-    refused(message, WordPiece.from_file, str(checkpoint / "vocab.txt"))
-    change(checkpoint / "config.json", vocab_size=len(VOCABULARY) + 1)
-    refused(message, checkpoints.load_tokenizer, checkpoint / "vocab.txt")
+@pytest.mark.parametrize("token", [["<s>"], None, {"a": 1}])
+def test_a_special_token_of_another_type_in_a_tokenizer_json(tmp_path, token):
+    write_roberta(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["post_processor"]["cls"] = [token, 0]
+    path.write_text(json.dumps(content))
+    for name in ("vocab.json", "merges.txt"):
+        (tmp_path / name).unlink()
+    refused("tokenizer.json: cls is .*; wanted a token and its id", checkpoints.load_tokenizer, tmp_path)
 
 
 def test_a_long_token_is_cut_in_the_error():
@@ -277,13 +106,6 @@ def test_a_piece_of_a_sentencepiece_model_that_is_not_utf_8(tmp_path):
     assert piece in model
     (tmp_path / "spiece.model").write_bytes(model.replace(piece, piece.replace(b"e", b"\xec")))
     refused("spiece.model: .*token .* is not UTF-8", checkpoints.load_tokenizer, tmp_path / "spiece.model")
-
-
-def test_a_vocabulary_of_special_tokens_alone(tmp_path):
-    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n[unused0]\n")
-    message = "vocab.txt: .*has no word and no character"
-    refused(message, WordPiece.from_file, str(tmp_path / "vocab.txt"))
-    refused(message, checkpoints.load_tokenizer, tmp_path / "vocab.txt", lower_case=True)
 
 
 def test_the_longest_piece_is_the_kernels():
@@ -397,10 +219,6 @@ def test_json_of_another_type_in_our_other_folders(tmp_path, name, content, call
 # -----------------------------------------------------------------------------------------------------------
 # Data
 
-GOOD_SQUAD = {
-    "data": [{"paragraphs": [{"context": "a b", "qas": [{"id": "1", "question": "a", "answers": []}]}]}]
-}
-
 
 @pytest.mark.parametrize(
     ("name", "content", "task", "message"),
@@ -408,12 +226,7 @@ GOOD_SQUAD = {
         ("train.json", DEEP, QuestionAnswering("squad2.0"), "is nested too deep"),
         ("train.json", b'{"data": 5}', QuestionAnswering("squad2.0"), "'data' is 5; give a list"),
         ("train.jsonl", DEEP, MultipleChoice(), "line 1 is nested too deep"),
-        (
-            "train.jsonl",
-            b'{"startphrase": "a", "choices": 5}',
-            MultipleChoice(),
-            "line 1: no list but 5, expected 4",
-        ),
+        ("train.jsonl", b'{"startphrase": "a", "choices": 5}', MultipleChoice(), "no list but 5, expected 4"),
         ("train.jsonl", DEEP, FillMask(), "line 1 is nested too deep"),
         ("train.jsonl", b'{"text": 5, "answer": "a"}', FillMask(), "line 1: 'text' is 5, not text"),
         (
@@ -439,13 +252,9 @@ def packed(suffix: str, path: Path, data: bytes) -> Path:
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("text.txt", data)
         return path
-    pack = {
-        ".gz": gzip.compress,
-        ".bz2": bz2.compress,
-        ".xz": lambda data: lzma.compress(data, preset=0),
-        "": lambda data: data,
-    }[suffix]
-    path.write_bytes(pack(data))
+    fast = lambda data: lzma.compress(data, preset=0)  # noqa: E731
+    packs = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": fast, "": bytes}
+    path.write_bytes(packs[suffix](data))
     return path
 
 
@@ -528,6 +337,90 @@ def test_a_mask_over_one_is_refused_by_the_features_signature(untouched):
     assert servable.serve_features(**features)["label"].shape == [1]
     with pytest.raises(tf.errors.InvalidArgumentError, match="input_mask: a number is above 1"):
         servable.serve_features(**features | {"input_mask": ids * 0 + 5})
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Instances, and damage that benchmarks/fuzz.py found to be read, or to end in another library's error
+
+
+def damage(path, change, *, record=15):
+    """Changes one record; `change` returns its bytes from a tf.Example."""
+    records = [one.numpy() for one in tf.data.TFRecordDataset(str(path))]
+    records[record] = change(tf.train.Example.FromString(records[record]))
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for one in records:
+            writer.write(one)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (INPUT_WORD_IDS, 2**32 + 5, "there is a token of id 2147483647 and vocab_size is"),
+        (INPUT_WORD_IDS, -1, f"file.tfrecord: a value of {INPUT_WORD_IDS} is out of range"),
+        (MASKED_LM_IDS, -(2**63), f"file.tfrecord: a value of {MASKED_LM_IDS} is out of range"),
+        (INPUT_MASK, 2, f"file.tfrecord: a value of {INPUT_MASK} is out of range"),
+        (INPUT_TYPE_IDS, 2, f"file.tfrecord: a value of {INPUT_TYPE_IDS} is out of range"),
+        (MASKED_LM_POSITIONS, 16, f"file.tfrecord: a value of {MASKED_LM_POSITIONS} is out of range"),
+        (NEXT_SENTENCE_LABEL, 2**32, f"file.tfrecord: a value of {NEXT_SENTENCE_LABEL} is out of range"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused(tmp_path, name, value, message):
+    write_google(tmp_path / "file.tfrecord", highest=4)
+
+    def change(example):
+        example.features.feature[TFRECORD_NAMES[name]].int64_list.value[0] = value
+        return example.SerializeToString()
+
+    damage(tmp_path / "file.tfrecord", change)
+    settings = {"seq_length": 16, "batch_size": 4, "steps": 10}
+    refused(message, train, tmp_path / "run", records=[tmp_path / "file.tfrecord"], changes=settings)
+
+
+@pytest.mark.parametrize("data", [b"\xe6\x01\xff", b"no tf.Example"], ids=["bytes", "text"])
+def test_a_record_that_is_no_example_is_refused(tmp_path, data):
+    write_google(tmp_path / "file.tfrecord", highest=4)
+    damage(tmp_path / "file.tfrecord", lambda example: data, record=3)
+    settings = {"seq_length": 16, "batch_size": 4}
+    given = {"records": [tmp_path / "file.tfrecord"], "changes": settings}
+    refused("file.tfrecord: a record", train, tmp_path / "run", **given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_numbers_of_a_whole_record_are_unchanged(tmp_path):
+    write_google(tmp_path / "file.tfrecord", highest=2**31 - 1)
+    first = next(read_records(tmp_path / "file.tfrecord").as_numpy_iterator())
+    assert first[INPUT_WORD_IDS].dtype == np.int32 and first[INPUT_WORD_IDS].max() == 2**31 - 1
+
+
+@pytest.mark.parametrize("part", ["text", "name"])
+def test_a_parquet_file_whose_text_is_not_utf8_is_refused(tmp_path, part):
+    path = tmp_path / "train.parquet"
+    texts = ["a good film", "dull"] * 4
+    plain = {"use_dictionary": False, "write_statistics": False, "store_schema": False}
+    table = pyarrow.table({"text": texts, "label": ["x", "y"] * 4})
+    pyarrow.parquet.write_table(table, path, compression="none", **plain)
+    data = path.read_bytes()
+    right, wrong = {"text": (b"dull", b"d\xffll"), "name": (b"text", b"t\xffxt")}[part]
+    assert right in data
+    path.write_bytes(data.replace(right, wrong))
+
+    def read():
+        columns = {"text_column": ["text"], "label_column": "label"}
+        list(TextClassification.open("custom", path, **columns).examples("train"))
+
+    refused("train.parquet (cannot be read|is not a Parquet file)", read)
+
+
+@saves_with_keras
+@pytest.mark.long
+def test_hdf5_weights_with_a_damaged_list_of_links_are_refused(tmp_path):
+    config = dataclasses.replace(TINY, type_vocab_size=2, attention_dropout=TINY.hidden_dropout)
+    checkpoints.write(random_checkpoint(config, heads=()), tmp_path, format="keras-hub")
+    path = tmp_path / "model.weights.h5"
+    damaged = re.sub(b"(?s)(HEAP.{12}).{8}", lambda found: found[1] + b"\xfe" * 8, path.read_bytes())
+    path.write_bytes(damaged)  # the first free place of every local heap
+    refused("model.weights.h5 does not hold", checkpoints.read, tmp_path)
 
 
 # -----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from parity import MLM_LOGITS, NSP_LOGITS, array, assert_equal
 
 from bert_keras import checkpoints
 from bert_keras.checkpoints.checkpoint import variable_shapes
-from bert_keras.config import VARIANTS, BertConfig
+from bert_keras.config import SIZES, VARIANTS, BertConfig
 from bert_keras.features import (
     EMBEDDING_OUTPUT,
     ENCODER_INPUTS,
@@ -24,23 +24,10 @@ from bert_keras.model.encoder import ALL, BertEncoder
 from bert_keras.model.heads import MaskedLMHead, NextSentenceHead, ReplacedTokenHead
 
 REPLACED_LOGITS = "replaced_logits"
-COMMON = {
-    "vocab_size": 67,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 18,
-}
+BOTH = {"vocab_size": 67, "max_position_embeddings": 18}
+COMMON = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48} | BOTH
 # COMMON by DistilBERT's keys.
-DISTILBERT = {
-    "vocab_size": 67,
-    "dim": 32,
-    "n_layers": 3,
-    "n_heads": 4,
-    "hidden_dim": 48,
-    "max_position_embeddings": 18,
-}
+DISTILBERT = {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48} | BOTH
 # model_type -> the start of the names of its classes.
 CLASSES = {"albert": "Albert", "electra": "Electra", "roberta": "Roberta", "distilbert": "DistilBert"}
 CLASSES |= {"bert": "Bert"}
@@ -155,16 +142,18 @@ def their_outputs(case: Case, model, features) -> dict[str, list[np.ndarray]]:
     }
 
 
+MAKE = {
+    "masked_lm": MaskedLMHead,
+    "next_sentence": lambda encoder: NextSentenceHead(config=encoder.config),
+    "replaced_token": lambda encoder: ReplacedTokenHead(config=encoder.config),
+}
+
+
 def our_model(checkpoint: checkpoints.Checkpoint, case: Case):
     """Encoder and heads with all of the checkpoint's weights."""
     outputs = tuple(name for name in ALL if case.pooled or name != POOLED_OUTPUT)
     encoder = BertEncoder(checkpoint.config, outputs=outputs)
-    made = {
-        "masked_lm": lambda: MaskedLMHead(encoder),
-        "next_sentence": lambda: NextSentenceHead(config=checkpoint.config),
-        "replaced_token": lambda: ReplacedTokenHead(config=checkpoint.config),
-    }
-    heads = {head: make() for head, make in made.items() if HEADS[head] in case.logits}
+    heads = {head: make(encoder) for head, make in MAKE.items() if HEADS[head] in case.logits}
     report = checkpoints.assign(checkpoint, encoder, **heads)
     assert report.unused == () and report.fresh == (() if case.pooled else ("pooler/kernel", "pooler/bias"))
     return encoder, heads
@@ -246,19 +235,13 @@ def test_our_own_encoders_arrive_in_transformers(tmp_path):
         architecture, wanted = classes
         pooled = architecture.startswith("Albert")
         encoder = BertEncoder(config, outputs=ALL if pooled else ALL[:1] + ALL[2:])
-        made = {
-            "masked_lm": MaskedLMHead(encoder),
-            "next_sentence": NextSentenceHead(config=config),
-            "replaced_token": ReplacedTokenHead(config=config),
-        }
-        heads = {head: made[head] for head in wanted}
+        heads = {head: MAKE[head](encoder) for head in wanted}
         generator = np.random.default_rng(3)
         for variable in [*encoder.weights, *(v for head in heads.values() for v in head.weights)]:
             if not variable.path.endswith("seed_generator_state"):
                 variable.assign(0.4 * generator.standard_normal(variable.shape))
-        checkpoints.write(
-            checkpoints.collect(config, encoder, **heads), tmp_path / name, format="hugging-face"
-        )
+        collected = checkpoints.collect(config, encoder, **heads)
+        checkpoints.write(collected, tmp_path / name, format="hugging-face")
         theirs = getattr(transformers, architecture).from_pretrained(
             tmp_path / name, attn_implementation="eager"
         )
@@ -305,7 +288,6 @@ def test_one_type_is_every_type():
 
 # --- Parameter counts ---------------------------------------------------------------------------------------
 
-BERTS = ("tiny", "mini", "small", "medium", "base", "large")
 # Of encoder and pooler, ELECTRA's and DistilBERT's of the encoder alone: computed from the published configurations.
 COUNTS = {
     "tiny": 4_385_920,
@@ -327,19 +309,31 @@ COUNTS = {
 }
 
 
+def has_pooler(name: str) -> bool:
+    return not name.startswith(("electra", "distilbert"))
+
+
 def numbers(config: BertConfig, *, pooler: bool) -> int:
     shapes = variable_shapes(config).items()
     return sum(int(np.prod(shape)) for name, shape in shapes if pooler or not name.startswith("pooler/"))
 
 
-def test_every_named_variant_has_a_count():
-    assert set(COUNTS) == {*BERTS, *VARIANTS}
+@pytest.mark.parametrize("name", [*SIZES, *VARIANTS])
+def test_a_named_size_has_the_published_parameters(name):
+    """The grid of Turc et al. is counted in tests/test_parameter_counts.py."""
+    config = BertConfig.named(name)
+    width = 128 if name == "albert-xlarge" else 64
+    assert (config.num_heads, config.intermediate_size) == (
+        config.hidden_size // width,
+        4 * config.hidden_size,
+    )
+    assert name.startswith("L-") or numbers(config, pooler=has_pooler(name)) == COUNTS[name]
 
 
 @pytest.mark.parity
 @pytest.mark.parametrize("name", COUNTS)
 def test_a_named_size_has_as_many_parameters_as_transformers_model(name):
-    """Theirs is built without memory, on torch's meta device; ours is counted from the shapes of its variables."""
+    """Theirs is built without memory, on torch's meta device."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     config = BertConfig.named(name)
@@ -349,7 +343,6 @@ def test_a_named_size_has_as_many_parameters_as_transformers_model(name):
     with torch.device("meta"):
         theirs = getattr(transformers, f"{model}Model")(getattr(transformers, f"{model}Config")(**fields))
     assert sum(parameter.numel() for parameter in theirs.parameters()) == COUNTS[name]
-    assert numbers(config, pooler=model_type not in ("electra", "distilbert")) == COUNTS[name]
 
 
 @pytest.mark.parametrize("name", ["albert-base", "electra-small", "roberta-base", "distilbert-base"])
