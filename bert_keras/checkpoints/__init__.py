@@ -90,19 +90,18 @@ def read(path: Path) -> Checkpoint:
         vocabulary=vocabulary,
         format=form.name,
         path=str(root),
-        labels=source.labels,
-        problem_type=source.problem_type,
         unknown=unknown,
         origin=found.origin,
+        **source.described,
     )
     # Checked before an encoder of the config's sizes is made, so that the encoder is never larger than the file.
     must_be_there = (name for name in variable_shapes(config) if name.split("/")[0] not in _MAY_LACK)
     lacking = [name for name in must_be_there if name not in tensors]
     refuse_lacking(lacking, checkpoint, layers=config.num_layers, named=f"{source.file}: ")
     # A class whose heads were not read does not describe these tensors.
-    classes = [architecture for heads, architecture in ARCHITECTURES if heads <= checkpoint.parts]
-    known = source.architecture if source.architecture in classes else None
-    return dataclasses.replace(checkpoint, architecture=known)
+    if checkpoint.architecture in [name for heads, name in ARCHITECTURES if heads <= checkpoint.parts]:
+        return checkpoint
+    return dataclasses.replace(checkpoint, architecture=None)
 
 
 def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = False) -> tuple[str, ...]:
@@ -119,8 +118,7 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
     """
     form, path, config = format_named(format), to_path(path), checkpoint.config
     _refuse_inexpressible(form, config)
-    names = form.names_for(checkpoint)
-    rows = {row.ours: row for row in names.rows(config)}
+    rows = {row.ours: row for row in form.names_for(checkpoint).rows(config)}
     must_be_there = (name for name in variable_shapes(config) if not name.startswith("pooler/"))
     if lacking := [name for name in must_be_there if name not in checkpoint.tensors]:
         raise BertKerasError(
@@ -134,7 +132,7 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
             for name, array in checkpoint.tensors.items()
             if name in rows
         }
-        form.save(checkpoint, names, theirs, new)
+        form.save(checkpoint, theirs, new)
     left_out = [name for name in checkpoint.tensors if name not in rows]
     if checkpoint.vocabulary.other is not None:
         left_out.append(f"the tokenizer ({checkpoint.vocabulary.other})")

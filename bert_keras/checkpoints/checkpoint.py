@@ -174,7 +174,7 @@ ARCHITECTURES = (
     *_BY_HEADS,
     *(({"classifier"}, architecture) for architecture in HEAD_ARCHITECTURES.values()),
 )
-KNOWN_ARCHITECTURES = {architecture for _, architecture in ARCHITECTURES}
+KNOWN_ARCHITECTURES = frozenset(architecture for _, architecture in ARCHITECTURES)
 
 # The values of problem_type, from which transformers chooses a loss, and a softmax, a sigmoid or neither.
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
@@ -230,15 +230,14 @@ class OpenFile:
 
     file: its name in errors; the folder of several files, the prefix of TensorFlow's
     names: the table of its names
+    described: fields of the Checkpoint that it tells, beside its weights
     """
 
     file: pathlib.Path
     names: "Names"
     shapes: dict[str, tuple[int, ...]]
     get: Callable[[str], np.ndarray]
-    architecture: str | None = None
-    labels: tuple[str, ...] | None = None
-    problem_type: str | None = None
+    described: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def refuse_shards_outside(index: pathlib.Path, names: Iterable[str]) -> None:
@@ -262,7 +261,8 @@ class Names:
     current: a file's spelling of a name -> the table's, or None for a name that is not a weight
     duplicates: second names in the file -> our variable; both tensors must be equal
     head_keeps: head -> config field -> the value that the format's own head always uses; other values have no rows
-    classes: Hugging Face's classes, as in `Checkpoint.architecture`, that compute the same numbers -> parts that each may lack
+    classes: Hugging Face's classes, as in `Checkpoint.architecture`, that compute the same numbers
+    needs_pooler: False if a checkpoint with a head may have a pooler, which the file has no place for
     padding: for models that count positions from the padding id: tokens that may have that id, `position_offset` - 1
     """
 
@@ -273,7 +273,8 @@ class Names:
     current: Callable[[str], str | None]
     duplicates: dict[str, str] = dataclasses.field(default_factory=dict)
     head_keeps: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
-    classes: dict[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+    classes: frozenset[str] = frozenset()
+    needs_pooler: bool = True
     model_class: str = "Bert"
     padding: tuple[str, ...] = ()
 
@@ -315,10 +316,9 @@ class Names:
             at_padding = tokens[max(0, config.position_offset - 1) : config.position_offset]
             if not set(at_padding) & set(self.padding):  # none if the id is past the vocabulary
                 return False
+        may_lack = set() if self.needs_pooler or architecture == "Model" else {"pooler"}
         return (
-            self.model_type in config.model_types()
-            and architecture in self.classes
-            and lacking <= self.classes[architecture]
+            self.model_type in config.model_types() and architecture in self.classes and lacking <= may_lack
         )
 
 
@@ -333,7 +333,7 @@ class Format:
     find: a path -> its folder or, for TensorFlow, its prefix; None if there is no checkpoint
     has_labels: True if the format has a place for the names of labels
     load_config, load_tokenizer, open: read the files
-    save: writes a folder: (checkpoint, names, the file's name -> array, folder)
+    save: writes a folder: (checkpoint, the file's name -> array, folder)
     """
 
     name: str
@@ -344,7 +344,7 @@ class Format:
     load_config: Callable[[pathlib.Path], BertConfig]
     load_tokenizer: Callable[[pathlib.Path], Vocabulary]
     open: Callable[[pathlib.Path, BertConfig], contextlib.AbstractContextManager[OpenFile]]
-    save: Callable[[Checkpoint, Names, dict[str, np.ndarray], pathlib.Path], None]
+    save: Callable[[Checkpoint, dict[str, np.ndarray], pathlib.Path], None]
     has_labels: bool = False
 
     def names_for(self, checkpoint: Checkpoint) -> Names:

@@ -5,7 +5,7 @@ import functools
 import pathlib
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -115,11 +115,6 @@ def _names(
     )
 
 
-def _computes(classes: Iterable[str], *, without: Sequence[str] = ()) -> dict[str, frozenset[str]]:
-    """Classes of Hugging Face that compute the same numbers. without: parts that each may lack."""
-    return dict.fromkeys(classes, frozenset(without))
-
-
 def _tied(weight: str, bias: str | None = None) -> dict[str, str]:
     """Second names of the weights that the masked-LM head ties."""
     return {weight: "embeddings/word_embeddings"} | ({bias: "masked_lm/bias"} if bias else {})
@@ -130,10 +125,11 @@ _BERT_THERE = _names(
     encoder=_EMBEDDINGS_THERE | _BLOCK_THERE | {"pooler": "pooler.dense"},
     heads=_BERT_HEADS_THERE,
     duplicates=_tied("cls.predictions.decoder.weight", "cls.predictions.decoder.bias"),
-    classes=_computes(KNOWN_ARCHITECTURES),
+    classes=KNOWN_ARCHITECTURES,
 )
 # The code of transformers fixes this activation, whatever hidden_act says.
 _GELU_HEAD = {"masked_lm": {"activation": "gelu_erf"}}
+_TOKEN_CLASSES = frozenset({"ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering", "Model"})
 _FIRST_TOKENS = ("[PAD]", "<pad>")  # of padding, from whose id RoBERTa counts positions
 _NAMES = (
     _BERT_THERE,
@@ -151,7 +147,7 @@ _NAMES = (
             **_TASK_HEADS_THERE,
         },
         duplicates=_tied("predictions.decoder.weight", "predictions.decoder.bias"),
-        classes=_computes(KNOWN_ARCHITECTURES - {"ForNextSentencePrediction"}),
+        classes=KNOWN_ARCHITECTURES - {"ForNextSentencePrediction"},
     ),
     # ELECTRA has no pooler, and classifies texts with two dense layers and a gelu between them.
     _names(
@@ -167,11 +163,8 @@ _NAMES = (
         },
         duplicates=_tied("generator_lm_head.weight"),
         head_keeps=_GELU_HEAD,
-        classes=_computes(
-            ("ForPreTraining", "ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering"),
-            without=["pooler"],
-        )
-        | _computes(["Model"]),
+        classes=_TOKEN_CLASSES | {"ForPreTraining"},
+        needs_pooler=False,
     ),
     _names(
         "roberta",
@@ -185,9 +178,7 @@ _NAMES = (
         },
         duplicates=_tied("lm_head.decoder.weight", "lm_head.decoder.bias"),
         head_keeps=_GELU_HEAD,
-        classes=_computes(
-            ("ForMaskedLM", "ForTokenClassification", "ForMultipleChoice", "ForQuestionAnswering", "Model")
-        ),
+        classes=_TOKEN_CLASSES | {"ForMultipleChoice"},
         padding=_FIRST_TOKENS,
     ),
     # RoBERTa's classifier of texts has the pooler inside it; a pooler elsewhere in the file is of its pre-training.
@@ -196,7 +187,7 @@ _NAMES = (
         model_class="Roberta",
         encoder=_EMBEDDINGS_THERE | _BLOCK_THERE,
         heads={"pooler": "classifier.dense", "classifier/dense": "classifier.out_proj"},
-        classes=_computes(["ForSequenceClassification"]),
+        classes=frozenset({"ForSequenceClassification"}),
         padding=_FIRST_TOKENS,
     ),
     _names(
@@ -210,10 +201,8 @@ _NAMES = (
             **_TASK_HEADS_THERE,
         },
         duplicates=_tied("vocab_projector.weight"),
-        classes=_computes(
-            ("ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering"), without=["pooler"]
-        )
-        | _computes(["Model"]),
+        classes=_TOKEN_CLASSES,
+        needs_pooler=False,
     ),
     # DistilBERT has a pooler, of relu, only in its classifiers of texts.
     _names(
@@ -221,7 +210,7 @@ _NAMES = (
         model_class="DistilBert",
         encoder=_EMBEDDINGS_THERE | _DISTILBERT_BLOCK_THERE,
         heads={"pooler": "pre_classifier", "classifier/dense": "classifier"},
-        classes=_computes(("ForSequenceClassification", "ForMultipleChoice")),
+        classes=frozenset({"ForSequenceClassification", "ForMultipleChoice"}),
     ),
     # Our own model_type, for configurations that no model of transformers computes; transformers refuses to read it.
     _names(
@@ -293,9 +282,11 @@ def _open(folder: pathlib.Path, config: BertConfig) -> Iterator[OpenFile]:
             names=names_in(folder),
             shapes={name: shape for shapes, _ in opened for name, shape in shapes.items()},
             get=lambda name: get[name](name),
-            architecture=_architecture(fields),
-            labels=_labels(known.get("id2label")),
-            problem_type=known.get("problem_type"),
+            described={
+                "architecture": _architecture(fields),
+                "labels": _labels(known.get("id2label")),
+                "problem_type": known.get("problem_type"),
+            },
         )
 
 
@@ -335,10 +326,11 @@ def _safetensor(opened: Any, name: str, *, file: pathlib.Path) -> np.ndarray:
         ) from error
 
 
-def _save(checkpoint: Checkpoint, names: Names, tensors: dict[str, np.ndarray], folder: pathlib.Path) -> None:
+def _save(checkpoint: Checkpoint, tensors: dict[str, np.ndarray], folder: pathlib.Path) -> None:
     import safetensors
     import safetensors.numpy
 
+    names = HUGGING_FACE.names_for(checkpoint)
     fields = checkpoint.config.to_hugging_face(names.model_type)
     fields["architectures"] = [names.model_class + choose_architecture(checkpoint)]
     if "classifier/dense/bias" in checkpoint.tensors:

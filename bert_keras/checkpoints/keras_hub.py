@@ -15,7 +15,6 @@ from bert_keras.checkpoints.checkpoint import (
     ORIGINAL,
     Checkpoint,
     Format,
-    Names,
     OpenFile,
     refuse_shards_outside,
     slashed,
@@ -208,7 +207,7 @@ def _lower_case_of(config: Mapping[str, Any], where: pathlib.Path) -> bool | Non
     return lower_case
 
 
-def _save(checkpoint: Checkpoint, names: Names, tensors: dict[str, np.ndarray], folder: pathlib.Path) -> None:
+def _save(checkpoint: Checkpoint, tensors: dict[str, np.ndarray], folder: pathlib.Path) -> None:
     vocabulary = checkpoint.vocabulary
     others = {"byte-level BPE": vocabulary.merges, "SentencePiece": vocabulary.sentencepiece}
     if other := next((name for name, found in others.items() if found is not None), None):

@@ -150,9 +150,7 @@ _NO_WEIGHT = re.compile(
 )
 
 
-def _save_google(
-    checkpoint: Checkpoint, names: Names, tensors: dict[str, np.ndarray], folder: pathlib.Path
-) -> None:
+def _save_google(checkpoint: Checkpoint, tensors: dict[str, np.ndarray], folder: pathlib.Path) -> None:
     import tensorflow as tf
 
     _save_beside(checkpoint, folder)
@@ -217,9 +215,7 @@ def _garden_name(name: str) -> str | None:
     return name
 
 
-def _save_model_garden(
-    checkpoint: Checkpoint, names: Names, tensors: dict[str, np.ndarray], folder: pathlib.Path
-) -> None:
+def _save_model_garden(checkpoint: Checkpoint, tensors: dict[str, np.ndarray], folder: pathlib.Path) -> None:
     """An object graph with the edges of `tf.train.Checkpoint(encoder=...)`: Model Garden matches edges."""
     import tensorflow as tf
 

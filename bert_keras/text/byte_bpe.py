@@ -107,9 +107,10 @@ class ByteBPE(Tokenizer):
         return ids
 
     def tokenize_with_offsets(self, text: tf.Tensor) -> tuple[tf.RaggedTensor, ...]:
-        """As in `Tokenizer`. Offsets leave out the spaces before a word.
+        """text: string [B] -> three ragged int32 [B, (T)]: ids, start bytes and end bytes (exclusive) in `text` as given.
 
-        A token of spaces alone has no bytes, and stands at its end. The tokens of one character all have its bytes.
+        Offsets leave out the spaces before a word; a token of spaces alone has no bytes, and stands at its end. The tokens of
+        one character all have its bytes.
         """
         decoded = tf.strings.unicode_decode_with_offsets(text, "UTF-8", errors="ignore")
         codes, offsets = self._without_dropped(*decoded)

@@ -101,9 +101,9 @@ class SentencePiece(Normalizing):
         return parts.with_values(tf.gather(self._part_ids, parts.values))
 
     def tokenize_with_offsets(self, text: tf.Tensor) -> tuple[tf.RaggedTensor, ...]:
-        """As in `Tokenizer`. Offsets leave out the space before a word.
+        """text: string [B] -> three ragged int32 [B, (T)]: ids, start bytes and end bytes (exclusive) in `text` as given.
 
-        A token of that space alone starts where its word starts and has no bytes.
+        Offsets leave out the space before a word. A token of that space alone starts where its word starts and has no bytes.
         """
         marked = one_quote(text)
         normal, simple = self._normalize(marked)

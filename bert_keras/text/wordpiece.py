@@ -149,9 +149,10 @@ class WordPiece(Normalizing):
         return ids
 
     def tokenize_with_offsets(self, text: tf.Tensor) -> tuple[tf.RaggedTensor, ...]:
-        """As in `Tokenizer`. A token's bytes include stripped accents that follow its last letter.
+        """text: string [B] -> three ragged int32 [B, (T)]: ids, start bytes and end bytes (exclusive) in `text` as given.
 
-        The tokens of one character that normalizing split (a Hangul syllable) all have its bytes.
+        A token's bytes include stripped accents that follow its last letter. The tokens of one character that normalizing split
+        (a Hangul syllable) all have its bytes.
         """
         marked = self._mark(text)
         normal, simple = self._normalize(marked)
