@@ -274,6 +274,10 @@ def _squad_file(folder: Path) -> list[bytes]:
 _CONLL = (
     "-DOCSTART- -X- -X- O\n\nU.N. NNP B-NP B-PER\nof IN I-NP I-PER\nx NN B-NP O\n\na b c O\nb b c B-PER\n"
 )
+_SWAG = "".join(
+    f'{{"startphrase": "{start}", "choices": ["a", "b", "c", "d"], "answer": {answer}}}\n'
+    for start, answer in (("a", 0), ("b", 3))
+)
 _TABLE = [("text", "label"), ("a good film", "x"), ("e\u0301 \u4e2d", "y"), ("bad, very", "x"), ("dull", "y")]
 
 
@@ -339,14 +343,9 @@ def _records(source: Path) -> Any:
     list(check_data(read, 0, objectives=objectives, config=config, batch_size=4))
     seen = hashlib.sha256()
     with read.reading(0, vocab_size=config.vocab_size):
-        batches = make_batches(
-            read.sample(0),
-            objectives=(),  # their graphs take seconds to make
-            vocab_size=config.vocab_size,
-            batch_size=4,
-            seed=1,
-            drop_remainder=False,
-        )
+        # Without objectives, whose graphs take seconds to make.
+        how = {"objectives": (), "vocab_size": config.vocab_size, "batch_size": 4, "seed": 1}
+        batches = make_batches(read.sample(0), drop_remainder=False, **how)
         for features, *_ in batches.as_numpy_iterator():
             _check_batch(features, config)
             seen.update(repr({name: value.tolist() for name, value in features.items()}).encode())
@@ -384,12 +383,8 @@ OF_ALL_RECORDS = ("fewer than a batch of", "sentence-pair labels are")
 _TENSORFLOW = "bert_model.ckpt"
 _DATA = f"{_TENSORFLOW}.data-00000-of-00001"
 _RECORDS = lambda folder: _records(folder / "instances")  # noqa: E731
-_TABLES = {
-    ".tsv": mutated_text,
-    ".csv": mutated_text,
-    ".jsonl": mutated_json_lines,
-    ".parquet": mutated_bytes,
-}
+_TABLES = dict.fromkeys((".tsv", ".csv"), mutated_text)
+_TABLES |= {".jsonl": mutated_json_lines, ".parquet": mutated_bytes}
 _PACKS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
 
 
@@ -442,10 +437,7 @@ READERS: dict[str, Reader] = {
     ),
     "SWAG JSON lines": Reader(
         "train.jsonl",
-        lambda folder: [
-            b'{"startphrase": "a", "choices": ["a", "b", "c", "d"], "answer": 0}\n'
-            b'{"startphrase": "b", "choices": ["a", "b", "c", "d"], "answer": 3}\n'
-        ],
+        lambda folder: [_SWAG.encode()],
         mutated_json_lines,
         lambda folder: _examples(MultipleChoice(), folder, "train.jsonl"),
     ),

@@ -24,15 +24,8 @@ GOLDEN = Path(__file__).parent / "golden" / "variables_tiny.json"
 PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##able", "a", "b", "\u2028", "é", "##s")
 
 
-TINY = BertConfig(
-    vocab_size=13,
-    hidden_size=8,
-    num_layers=2,
-    num_heads=2,
-    intermediate_size=12,
-    max_positions=10,
-    type_vocab_size=3,
-)
+SIZES = {"vocab_size": 13, "hidden_size": 8, "num_layers": 2, "num_heads": 2, "intermediate_size": 12}
+TINY = BertConfig(**SIZES, max_positions=10, type_vocab_size=3)
 
 
 def random_checkpoint(
@@ -66,17 +59,13 @@ def assert_same(given: Checkpoint, wanted: Checkpoint) -> None:
 
 
 # The differences of each kind of model from BERT.
+ERF = {"activation": "gelu_erf"}
 KINDS = {
     "bert": {},
     "albert": {"embedding_size": 4, "share_layers": True, "classifier_dropout": 0.1},
-    "electra": {"embedding_size": 4, "activation": "gelu_erf"},
-    "roberta": {"position_offset": 2, "type_vocab_size": 1, "norm_epsilon": 1e-5, "activation": "gelu_erf"},
-    "distilbert": {
-        "type_vocab_size": 0,
-        "activation": "gelu_erf",
-        "pooler_activation": "relu",
-        "classifier_dropout": 0.2,
-    },
+    "electra": {"embedding_size": 4} | ERF,
+    "roberta": {"position_offset": 2, "type_vocab_size": 1, "norm_epsilon": 1e-5} | ERF,
+    "distilbert": {"type_vocab_size": 0, "pooler_activation": "relu", "classifier_dropout": 0.2} | ERF,
     "bert_keras": {"causal": True, "embedding_size": 4},
 }
 

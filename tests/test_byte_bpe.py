@@ -18,7 +18,6 @@ from tokenizers import AddedToken, models, pre_tokenizers, processors
 
 from bert_keras import ByteBPE, Preprocessor, PreprocessorLayer, checkpoints
 from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
-from bert_keras.errors import BertKerasError
 from bert_keras.text.tokenizer import BERT_PAIR
 from bert_keras.text.words import LETTER, NUMBER, SPACE, WHITE, byte_alphabet, classes_of_code_points
 
@@ -27,22 +26,8 @@ SPECIAL = ("<s>", "</s>", "<pad>", "<unk>", "<mask>")
 FRAGMENTS = (
     *(" ", "  ", "\n", "\t", "\r\n", "\x0b", "\x1c", "\x85", "\xa0", "\u2028", "\u3000", "\ufeff", "\x00"),
     *("'", "'s", "'t", "'re", "'ve", "'m", "'ll", "'d", "'S", "s", "ll", "re", "l", "r"),
-    *(
-        "a",
-        "The",
-        "ing",
-        "aaaa",
-        "é",
-        "ß",
-        "日本",
-        "\N{GRINNING FACE}",
-        "e\u0301",
-        "1",
-        "23",
-        "½",
-        "².",
-        "\u0663",
-    ),
+    *("a", "The", "ing", "aaaa", "é", "ß", "日本", "\N{GRINNING FACE}", "e\u0301"),
+    *("1", "23", "½", "².", "\u0663"),
     *(".", "...", "-", "----", '"', "$", "_", "<", ">", "\ufdd0", "\U0010ffff"),
 )
 
@@ -214,8 +199,7 @@ def test_two_texts_have_two_separators_and_one_type(tokenizer, learned):
     first = windows["start_bytes"][0].numpy()
     assert windows["input_word_ids"][0, 2:4].numpy().tolist() == [tokenizer.special.end] * 2
     assert (first[:4] == -1).all() and first[4] == 0
-    with pytest.raises(BertKerasError, match="give at least 6"):
-        Preprocessor(tokenizer, seq_length=5)
+    refused("give at least 6", Preprocessor, tokenizer, seq_length=5)
     assert BERT_PAIR.added(2) == 3
 
 

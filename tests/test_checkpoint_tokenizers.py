@@ -41,17 +41,6 @@ def test_the_tokenizer_comes_along(tmp_path, form, lower_case):
         refused("has no vocabulary", checkpoints.tokenizer_of, checkpoints.read(tmp_path / "out"))
 
 
-@pytest.mark.parametrize("form", ["google", "model-garden"])
-def test_the_case_survives_a_conversion_there_and_back(tmp_path, form):
-    checkpoints.write(random_checkpoint(), tmp_path / "first", format="hugging-face")
-    for source, target, target_form in (("first", "second", form), ("second", "third", "hugging-face")):
-        checkpoints.write(checkpoints.read(tmp_path / source), tmp_path / target, format=target_form)
-    first, third = (
-        json.loads((tmp_path / name / "tokenizer_config.json").read_text()) for name in ("first", "third")
-    )
-    assert first == third and first["do_lower_case"] is False
-
-
 def unused_filled(lines: list[str], count: int) -> list[str]:
     """A vocabulary with upper-case terms in the first of its [unusedN]."""
     slots = [i for i, line in enumerate(lines) if re.fullmatch(r"\[unused\d+\]", line)]

@@ -137,22 +137,16 @@ def test_googles_own_files_hold_every_variable_under_the_tables_name(data_dir, n
 # --- round trips -------------------------------------------------------------------------------------------
 
 
-EVERY_HEAD = ("masked_lm", "next_sentence", "classifier", "qa_outputs")
-
-
-@pytest.mark.parametrize(
-    ("form", "heads"),
-    [
-        *((form, heads) for form in ("hugging-face", "google", "model-garden") for heads in ((), ("masked_lm",))),
-        *((form, EVERY_HEAD) for form in ("hugging-face", "google")),
-    ],
-)  # fmt: skip
-def test_round_trip_is_bit_for_bit(tmp_path, form, heads):
-    checkpoint = random_checkpoint(heads=heads)
-    assert checkpoints.write(checkpoint, tmp_path / "out", format=form) == ()
-    again = checkpoints.read(tmp_path / "out")
-    assert again.format == form
-    assert_same(again, checkpoint)
+@pytest.mark.parametrize("form", ["hugging-face", "google", "model-garden"])
+def test_round_trip_is_bit_for_bit(tmp_path, form):
+    """Model Garden has no heads of tasks."""
+    every = ("masked_lm", "next_sentence", "classifier", "qa_outputs") if form != "model-garden" else ()
+    for number, heads in enumerate([(), ("masked_lm",), every]):
+        checkpoint = random_checkpoint(heads=heads)
+        assert checkpoints.write(checkpoint, tmp_path / str(number), format=form) == ()
+        again = checkpoints.read(tmp_path / str(number))
+        assert again.format == form
+        assert_same(again, checkpoint)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
@@ -377,8 +371,7 @@ def test_real_bert_tiny_in_the_old_spelling(data_dir):
     assert checkpoint.architecture == "ForMaskedLM"
     vocabulary = checkpoint.vocabulary
     assert (len(vocabulary.tokens), vocabulary.lower_case, checkpoint.unknown) == (30522, True, ())
-    with pytest.raises(ValueError, match="has no pooler/kernel, pooler/bias; fresh="):
-        checkpoints.load_encoder(folder, log=lambda line: None)
+    refused("has no pooler/kernel, pooler/bias; fresh=", checkpoints.load_encoder, folder)
     lines: list[str] = []
     encoder = checkpoints.load_encoder(folder, fresh=("pooler",), log=lines.append)
     assert "37 tensors, 4,369,408 numbers from a hugging-face checkpoint" in lines[0]
@@ -416,8 +409,7 @@ def test_an_encoder_without_a_pooled_output_needs_no_pooler(tmp_path):
 def test_a_bilstm_is_put_on_and_kept(tmp_path):
     checkpoint = random_checkpoint(heads=())
     encoder = BertEncoder(dataclasses.replace(TINY, bilstm=True))
-    with pytest.raises(ValueError, match="the checkpoint has no bilstm/"):
-        checkpoints.assign(checkpoint, encoder)
+    refused("the checkpoint has no bilstm/", checkpoints.assign, checkpoint, encoder)
     report = checkpoints.assign(checkpoint, encoder, fresh=("bilstm",))
     assert {name.split("/")[0] for name in report.fresh} == {"bilstm"}
     collected = checkpoints.collect(encoder.config, encoder)

@@ -49,14 +49,8 @@ COMMANDS = (
     "vocab instances plan pretrain fill-mask ablate"
 ).split()
 # Possible content of texts: nothing, tabs and carriage returns, markup, other scripts.
-TEXTS = [
-    "good film",
-    "",
-    "bad\rplot",
-    "[bold]a\tb[/x] [SEP]",
-    "\u2028 真好 \N{GRINNING FACE}",
-    " very very dull ",
-]
+TEXTS = ["good film", "", "bad\rplot", "[bold]a\tb[/x] [SEP]", "\u2028 真好 \N{GRINNING FACE}"]
+TEXTS.append(" very very dull ")
 ABLATE = "ablate tasks --text t --vocab v --output o"
 
 

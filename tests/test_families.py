@@ -19,13 +19,8 @@ from bert_keras.tasks.pretraining import instance_stream
 from bert_keras.tasks.problems.fill_mask import FillMask
 from bert_keras.tasks.task import model_inputs
 
-SENTENCES = [
-    "the film is very good , and the plot isn't dull !",
-    "café\u3000 warm  scene",
-    "",
-    " \n",
-    "\N{GRINNING FACE}s",
-]
+SENTENCES = ["the film is very good , and the plot isn't dull !", "café\u3000 warm  scene", "", " \n"]
+SENTENCES.append("\N{GRINNING FACE}s")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from random_checkpoints import refused
 from runs import ROOT, contents
 
 from bert_keras.errors import BertKerasError, TakenError
@@ -92,8 +93,7 @@ def test_a_killed_overwrite_has_all_new_files_or_none_at_the_next_write(tmp_path
         assert kill_at_rename(output, number, "overwrite")
         moved = number > 1  # the first rename is the journal's
         if moved:
-            with pytest.raises(BertKerasError, match=f"{output} has .*write to it again"):
-                refuse_partial(output)
+            refused(f"{output} has .*write to it again", refuse_partial, output)
         else:
             refuse_partial(output)
         with pytest.raises(Killed), atomic_folder(output, existing="overwrite"):
@@ -229,10 +229,8 @@ def test_files_of_others_with_this_ending_are_refused(tmp_path, name):
 def test_the_check_before_long_work_refuses_what_the_write_refuses(tmp_path):
     (tmp_path / "a.txt").write_text("")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(TakenError, match="not empty"):
-        check_folder(tmp_path)
-    with pytest.raises(TakenError, match=r"a\.txt is a file"):
-        check_folder(tmp_path / "a.txt", existing="keep")
+    refused("not empty", check_folder, tmp_path, error=TakenError)
+    refused(r"a\.txt is a file", check_folder, tmp_path / "a.txt", existing="keep", error=TakenError)
     check_folder(tmp_path, existing="keep")
     check_folder(tmp_path / "empty")
     check_folder(tmp_path / "new")

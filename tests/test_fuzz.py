@@ -34,14 +34,14 @@ def eager():
 def read_damaged_files(name, folder, *, count):
     reader = READERS[name]
     with made(reader, folder) as (originals, results):
+        how = {
+            "derandomize": True,
+            "database": None,
+            "deadline": None,
+            "suppress_health_check": [*HealthCheck],
+        }
 
-        @settings(
-            max_examples=count,
-            derandomize=True,
-            database=None,
-            deadline=None,
-            suppress_health_check=[*HealthCheck],
-        )
+        @settings(max_examples=count, **how)
         @given(strategies.randoms(use_true_random=False))
         def one(random):
             data = mutated(reader, originals, random)

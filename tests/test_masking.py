@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 import tensorflow as tf
+from random_checkpoints import refused
 
 from bert_keras.features import (
     INPUT_MASK,
@@ -327,8 +328,7 @@ def test_a_data_set_knows_the_shapes(tokenizer, pieces):
     ],
 )
 def test_wrong_settings(settings, message):
-    with pytest.raises(ValueError, match=message):
-        Masking(**settings)
+    refused(message, Masking, **settings)
 
 
 def test_ids_outside_the_vocabulary_are_an_error(pieces):

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from hub_server import Hub, Repository, serving
+from random_checkpoints import refused
 from runs import ROOT, SIZES, bare_environment, run_command, write_checkpoint, write_data
 
 from bert_keras import checkpoints
@@ -24,7 +25,7 @@ from bert_keras.checkpoints.published import (
     MODEL_GARDEN_ARCHIVES,
     TF_HUB_URL,
 )
-from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.errors import MissingFileError
 
 FIRST, SECOND = "a" * 40, "b" * 40  # commits
 CHUNK = 10 * 1024 * 1024  # bytes that the client writes at a time; it resumes after whole chunks
@@ -64,14 +65,9 @@ def environment(hub: Hub | str, home: Path, **more: str) -> dict[str, str]:
 def read(hub: Hub | str, home: Path, *names: str, code: str = READ, **more: str) -> list[dict[str, Any]]:
     """Calls `checkpoints.read` with each name, in a separate process in an empty folder."""
     home.mkdir(exist_ok=True)
-    done = subprocess.run(
-        [sys.executable, "-c", code, *names],
-        env=environment(hub, home, **more),
-        cwd=home,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    how = {"env": environment(hub, home, **more), "cwd": home, "timeout": 60}
+    line = [sys.executable, "-c", code, *names]
+    done = subprocess.run(line, capture_output=True, text=True, **how)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -120,13 +116,8 @@ def test_a_download_that_was_killed_leaves_no_model_and_the_next_one_is_whole(tm
     home = tmp_path / "home"
     home.mkdir()
     with serving({"org/own": Repository(files, stall={"model.safetensors": 1000})}) as hub:
-        with subprocess.Popen(
-            [sys.executable, "-c", READ, "org/own"],
-            env=environment(hub, home),
-            cwd=home,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        ) as process:
+        how = {"env": environment(hub, home), "cwd": home, "stderr": subprocess.DEVNULL}
+        with subprocess.Popen([sys.executable, "-c", READ, "org/own"], **how) as process:
             while not any("closed after 1,000" in line for line in hub.log):
                 assert process.poll() is None
                 time.sleep(0.05)
@@ -232,8 +223,7 @@ def test_shards_and_a_missing_vocabulary(tmp_path, files):
     assert (found["tensors"], found["tokens"]) == (len(tensors), 0)
     # In this process, which has TensorFlow.
     from_cache = checkpoints.read(tmp_path / "home" / "hub" / "models--org--shards" / "snapshots" / FIRST)
-    with pytest.raises(BertKerasError, match="no vocabulary; put the model's vocab.txt into its folder"):
-        checkpoints.tokenizer_of(from_cache)
+    refused("no vocabulary; put the model's vocab.txt into its folder", checkpoints.tokenizer_of, from_cache)
 
 
 @pytest.fixture
@@ -305,13 +295,10 @@ def test_a_path_is_never_looked_up(tmp_path, monkeypatch, files):
 def test_files_with_close_names_are_suggested(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "minilm-sst2").mkdir(parents=True)
-    with pytest.raises(MissingFileError, match=r"did you mean runs/minilm-sst2\?"):
-        checkpoints.read("runs/minilm-sst")
+    refused(r"did you mean runs/minilm-sst2\?", checkpoints.read, "runs/minilm-sst", error=MissingFileError)
     message = "no address of a model; addresses are hf://NAME, google://NAME"
-    with pytest.raises(MissingFileError, match=message):
-        checkpoints.read("ftp://bucket/model")
-    with pytest.raises(BertKerasError, match="s3://bucket/model: .* local disk; copy it there first"):
-        checkpoints.read("s3://bucket/model")
+    refused(message, checkpoints.read, "ftp://bucket/model", error=MissingFileError)
+    refused("s3://bucket/model: .* local disk; copy it there first", checkpoints.read, "s3://bucket/model")
 
 
 def test_the_addresses_of_names():
@@ -349,20 +336,18 @@ def test_an_archive_is_downloaded_and_unpacked_once(tmp_path, monkeypatch, files
         found = resolver(name, name, True)
         assert resolver(name, name, True) == found
         assert len(hub.log) == 1
-        with pytest.raises(MissingFileError, match=r"absent.zip cannot be downloaded: 404 .* its path"):
-            resolver("absent", "absent", True)
+        message = "absent.zip cannot be downloaded: 404 .* its path"
+        refused(message, resolver, "absent", "absent", True, error=MissingFileError)
     assert found.origin == {"model": f"{scheme}://{name}", "license": "apache-2.0"}
     assert checkpoints.read(found).origin == found.origin
     assert [file.name for file in found.path.parent.parent.iterdir()] == [name]  # the archive is gone
-    with pytest.raises(MissingFileError, match=f"{scheme} has {name}"):
-        resolver("another", "another", True)
+    refused(f"{scheme} has {name}", resolver, "another", "another", True, error=MissingFileError)
 
 
 def test_an_archive_cut_short_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "x.zip").write_bytes(b"PK\x03\x04 cut short")
-    with pytest.raises(BertKerasError, match="x.zip cannot be unpacked: .* remove it"):
-        downloads._unpack(tmp_path / "x.zip", tmp_path / "x")
+    refused("x.zip cannot be unpacked: .* remove it", downloads._unpack, tmp_path / "x.zip", tmp_path / "x")
     assert [file.name for file in tmp_path.iterdir()] == ["x.zip"]
 
 
@@ -385,15 +370,14 @@ def test_keras_hub_presets_are_the_librarys(tmp_path, monkeypatch, files):
         "license": "apache-2.0",
     }
     message = "no preset of BERT named bert_tiny_uncased; .*bert_tiny_en_unc"
-    with pytest.raises(MissingFileError, match=message):
-        downloads.resolve("keras_hub://bert_tiny_uncased")
+    refused(message, downloads.resolve, "keras_hub://bert_tiny_uncased", error=MissingFileError)
 
     def refuse(handle):
         raise ConnectionError("no route to Kaggle")
 
     monkeypatch.setattr(kagglehub, "model_download", refuse)
-    with pytest.raises(MissingFileError, match=f"no route to Kaggle.*versions download {handle}"):
-        downloads.resolve("bert_tiny_en_uncased")
+    message = f"no route to Kaggle.*versions download {handle}"
+    refused(message, downloads.resolve, "bert_tiny_en_uncased", error=MissingFileError)
 
 
 def test_the_list_of_models(capfd):
@@ -401,17 +385,10 @@ def test_the_list_of_models(capfd):
     rows = {row["name"]: row for row in json.loads(out)}
     assert (code, err, len(rows)) == (0, "", len(KNOWN))
     assert rows["bert-base-uncased"] == {
-        "name": "bert-base-uncased",
-        "address": "hf://google-bert/bert-base-uncased",
-        "family": "bert",
-        "cased": False,
-        "layers": 12,
-        "hidden": 768,
-        "vocabulary": 30522,
-        "parameters": 109_482_240,
-        "license": "apache-2.0",
-        "license_source": "github.com/google-research/bert, README",
-    }
+        "name": "bert-base-uncased", "address": "hf://google-bert/bert-base-uncased", "family": "bert",
+        "cased": False, "layers": 12, "hidden": 768, "vocabulary": 30522, "parameters": 109_482_240,
+        "license": "apache-2.0", "license_source": "github.com/google-research/bert, README",
+    }  # fmt: skip
     code, out, err = run_command(capfd, "models")
     assert (code, err) == (0, "")
     assert not [name for name in KNOWN if f" {name} " not in out]  # none is cut

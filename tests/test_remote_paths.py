@@ -101,8 +101,7 @@ def test_corpora_of_all_forms(ram, tmp_path):
     for source in (*files, f"{ram.folder}/text"):
         assert list(Corpus(source)) == wanted
     message = r"there is no ram://.*/text/b\.txt \(did you mean ram://.*/a\.txt\?\)"
-    with pytest.raises(FileNotFoundError, match=message):
-        Corpus(f"{ram.folder}/text/b.txt")
+    refused(message, Corpus, f"{ram.folder}/text/b.txt", error=FileNotFoundError)
     with pytest.raises(ValueError, match=r"c\.zip cannot be unpacked"):
         list(Corpus(ram("broken/c.zip", b"PK")))
 
@@ -115,8 +114,7 @@ def test_vocabularies(ram, tmp_path):
         assert tokenizer.vocab_size == len(PIECES) and not tokenizer.lower_case
     assert WordPiece.from_file(file).vocab_size == len(PIECES)
     assert WordPiece.from_file(to_path(file)).vocab_size == len(PIECES)
-    with pytest.raises(FileNotFoundError, match="ram://"):
-        checkpoints.load_tokenizer(f"{ram.folder}/absent/vocab.txt")
+    refused("ram://", checkpoints.load_tokenizer, f"{ram.folder}/absent/vocab.txt", error=FileNotFoundError)
 
 
 def test_weights_on_another_file_system_are_refused_and_their_tokenizer_is_read(ram, tmp_path):
@@ -195,8 +193,8 @@ def test_records_are_written_and_read(ram, tmp_path):
         assert first and str(first) == str(second)
     assert len(list(read_records(remote, seed=1).take(3))) == 3
     assert digest_records(remote) == digest_records(local)
-    with pytest.raises(ValueError, match="was made with another text"):
-        write_records([["the dog", "ran far"]] * 4, Job(path=to_path(remote), **options))
+    job = Job(path=to_path(remote), **options)
+    refused("was made with another text", write_records, [["the dog", "ran far"]] * 4, job)
 
 
 @pytest.mark.parametrize("output", ["run", "folder", "vocabulary"])

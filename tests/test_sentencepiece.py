@@ -11,7 +11,7 @@ import pytest
 import runs
 import sentencepiece
 import tensorflow as tf
-from random_checkpoints import with_vocabulary
+from random_checkpoints import refused, with_vocabulary
 from sentencepiece import sentencepiece_model_pb2
 
 from bert_keras import checkpoints
@@ -189,21 +189,18 @@ def keep_spaces(proto):
 def test_bytes_that_are_no_model_are_refused(model, tmp_path):
     draw = random.Random(2)
     for bad in (b"", b"garbage", draw.randbytes(500), *(model[:n] for n in (1, 50, 300, 700))):
-        with pytest.raises(ValueError, match="not a SentencePiece model|is missing"):
-            SentencePiece(bad)
+        refused("not a SentencePiece model|is missing", SentencePiece, bad)
     for wrong, message in (
         (set_type("[MASK]", 4), r"\[MASK\] is a USER_DEFINED piece; wanted a CONTROL piece"),
         (set_type("<pad>", 1), "<pad> is a NORMAL piece"),
         (lambda proto: proto.pieces.pop(2), r"\[CLS\] is missing"),
         (keep_spaces, "one space before each word"),
     ):
-        with pytest.raises(ValueError, match=message):
-            SentencePiece(changed(model, wrong))
-    with pytest.raises(FileNotFoundError, match=r"model's spiece.model"):
-        SentencePiece.from_file(str(tmp_path / "spiece.model"))
-    (tmp_path / "spiece.model").write_bytes(b"garbage")
-    with pytest.raises(ValueError, match=r"spiece.model is not a SentencePiece model"):
-        SentencePiece.from_file(str(tmp_path / "spiece.model"))
+        refused(message, SentencePiece, changed(model, wrong))
+    file = tmp_path / "spiece.model"
+    refused("model's spiece.model", SentencePiece.from_file, str(file), error=FileNotFoundError)
+    file.write_bytes(b"garbage")
+    refused("spiece.model is not a SentencePiece model", SentencePiece.from_file, str(file))
 
 
 def test_vocabulary_properties_for_masking(model):
@@ -246,12 +243,10 @@ def test_a_folder_keeps_it(checkpoint, model, tmp_path):
     checkpoints.write(with_vocabulary(read, lower_case=False), copy, format="hugging-face")
     assert checkpoints.load_tokenizer(copy).lower_case is False
     (copy / "tokenizer_config.json").write_text('{"keep_accents": true}')
-    with pytest.raises(ValueError, match="keep_accents is True"):
-        checkpoints.load_tokenizer(copy)
+    refused("keep_accents is True", checkpoints.load_tokenizer, copy)
     (copy / "spiece.model").write_bytes(b"garbage")
     (copy / "tokenizer_config.json").unlink()
-    with pytest.raises(ValueError, match="not a SentencePiece model"):
-        checkpoints.load_tokenizer(copy)
+    refused("not a SentencePiece model", checkpoints.load_tokenizer, copy)
 
 
 @pytest.mark.parametrize("lower_case", [False, True])
