@@ -99,11 +99,11 @@ def refused(
     assert "\n" not in text and len(text) < 3000 and named in text, text
 
 
-def peak(call: Callable) -> int:
+def peak(call: Callable, *args, **kwargs) -> int:
     """Bytes that Python allocated at most while the call ran."""
     tracemalloc.start()
     try:
-        call()
+        call(*args, **kwargs)
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -262,8 +262,7 @@ def packed(suffix: str, path: Path, data: bytes) -> Path:
 def test_a_line_over_the_limit_is_refused_before_it_is_in_memory(tmp_path, monkeypatch, suffix):
     monkeypatch.setattr(bert_keras.tasks.data.sources, "MAX_LINE_BYTES", 100_000)
     path = packed(suffix, tmp_path / "text.txt", b"good\n" + b"x" * LONG)
-    call = lambda: refused(r"text.txt.*, line 2: .*over 100,000 bytes", list, Corpus(path))  # noqa: E731
-    assert peak(call) < LONG
+    assert peak(refused, r"text.txt.*, line 2: .*over 100,000 bytes", list, Corpus(path)) < LONG
 
 
 @pytest.mark.parametrize(
@@ -283,16 +282,13 @@ def test_packed_data_over_the_limit_is_refused_before_it_is_in_memory(
     if task.kind == "question-answering":  # read as a whole
         monkeypatch.setattr(bert_keras.tasks.data.squad, "MAX_FILE_BYTES", 100_000)
     monkeypatch.setattr(bert_keras.tasks.data.sources, limit, 100_000)
-    line = (
-        b'{"startphrase": "a", "choices": ["a", "b", "c", "d"], "answer": 0}\n'
-        if task.kind == "multiple-choice"
-        else b"a O\n"
-    )
+    swag = b'{"startphrase": "a", "choices": ["a", "b", "c", "d"], "answer": 0}\n'
+    line = swag if task.kind == "multiple-choice" else b"a O\n"
     data = b"x" * LONG if limit == "MAX_LINE_BYTES" else line * (LONG // len(line))
     (tmp_path / name).write_bytes(gzip.compress(data))
     task.source = tmp_path / name
     message = "over 100,000 bytes" if task.kind != "fill-mask" or limit == "MAX_LINE_BYTES" else ".*"
-    assert peak(lambda: refused(f"{name}.*{message}", task.examples, "train")) < LONG
+    assert peak(refused, f"{name}.*{message}", task.examples, "train") < LONG
 
 
 @pytest.mark.parametrize("zeros", [0, 8, 20_000, 1 << 20])
@@ -306,9 +302,8 @@ def test_several_xz_streams_are_one_text(zeros, tmp_path):
 
 def test_an_xz_file_that_asks_for_a_large_dictionary(tmp_path):
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 30}]
-    data = bytearray(
-        lzma.compress(b"one\n", filters=[filters[0] | {"dict_size": 1 << 20}], check=lzma.CHECK_NONE)
-    )
+    small = [filters[0] | {"dict_size": 1 << 20}]
+    data = bytearray(lzma.compress(b"one\n", filters=small, check=lzma.CHECK_NONE))
     at = bytes(data).index(b"\x21\x01") + 2  # the filter's one property, the dictionary's size
     data[at] = 36  # 1 GiB
     header = data[12 : 12 + (data[12] + 1) * 4 - 4]

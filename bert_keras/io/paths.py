@@ -214,10 +214,6 @@ class RemotePath(pathlib.PosixPath):
             stream = io.BufferedReader(_RemoteFile(self), BUFFER_BYTES)
         return stream if mode == "rb" else io.TextIOWrapper(stream, encoding or "utf-8", errors, newline)
 
-    def read_bytes(self) -> bytes:
-        with self.open("rb") as file:
-            return file.read()
-
     def read_text(self, encoding: Any = None, errors: Any = None, newline: Any = None) -> str:
         with self.open("r", encoding=encoding, errors=errors, newline=newline) as file:
             return file.read()
