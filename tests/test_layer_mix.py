@@ -8,7 +8,7 @@ import pytest
 
 import bert_keras as bk
 from bert_keras.errors import BertKerasError
-from bert_keras.model.layer_choices import LAYERS
+from bert_keras.model.choices import LAYERS
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
 CONFIG = bk.BertConfig(

@@ -12,7 +12,7 @@ from runs import run_command, texts, write_checkpoint, write_data
 
 import bert_keras as bk
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.model import precision
+from bert_keras.model import choices
 from bert_keras.model.layers import wide
 from bert_keras.tasks.finetuning.finetune import finetune, plan_finetuning
 from bert_keras.tasks.frozen.extract_file import extract_file
@@ -103,7 +103,7 @@ def test_a_pretraining_in_bfloat16_is_near_float32(case, tmp_path):
     changes |= {"steps": 4, "log_every": 2, "eval_every": 2, "batch_size": 4, **NO_DROPOUT}
     runs = {
         name: pretrainings.train(tmp_path / name, recipe, changes=changes | {"precision": name}, held_out=0.2)
-        for name in precision.PRECISIONS[: 3 if case == "bert" else 2]
+        for name in choices.PRECISIONS[: 3 if case == "bert" else 2]
     }
     losses = {name: run["measures"]["held_out_masked_lm_loss"] for name, run in runs.items()}
     assert len({*losses.values()}) == len(losses)
@@ -308,19 +308,19 @@ def test_the_processor_is_asked_for_bfloat16(info, machine, expected, tmp_path, 
     file = tmp_path / "cpuinfo"
     if info is not None:
         file.write_text(info)
-    monkeypatch.setattr(precision, "CPU_INFO", file)
-    monkeypatch.setattr(precision.platform, "machine", lambda: machine)
-    assert precision.is_fast("bfloat16") is expected
-    assert precision.is_fast("float32") is True
-    lines = precision.slowness("bfloat16", accelerated=False)
+    monkeypatch.setattr(choices, "CPU_INFO", file)
+    monkeypatch.setattr(choices.platform, "machine", lambda: machine)
+    assert choices.is_fast("bfloat16") is expected
+    assert choices.is_fast("float32") is True
+    lines = choices.slowness("bfloat16", accelerated=False)
     assert len(lines) == (expected is False) and all("bfloat16" in line for line in lines)
-    assert not precision.slowness("bfloat16", accelerated=True)
+    assert not choices.slowness("bfloat16", accelerated=True)
 
 
 def test_a_plan_warns_of_a_slow_format(checkpoint, data, tmp_path, monkeypatch):
     (tmp_path / "cpuinfo").write_text("flags : fpu\n")
-    monkeypatch.setattr(precision, "CPU_INFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(precision.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(choices, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(choices.platform, "machine", lambda: "x86_64")
     assert [line for line in plan(checkpoint, data, precision="bfloat16").lines if "warning" in line]
     assert not [line for line in plan(checkpoint, data).lines if "warning" in line]
 
@@ -331,8 +331,8 @@ def test_a_keras_file_in_a_slow_format_is_warned_of(trained, data, tmp_path, mon
     model = bk.load(trained, dtype="bfloat16")
     model.save(tmp_path / "model.keras")
     (tmp_path / "cpuinfo").write_text("flags : fpu\n")
-    monkeypatch.setattr(precision, "CPU_INFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(precision.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(choices, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(choices.platform, "machine", lambda: "x86_64")
     for flags, warned in (([], True), (["--precision", "float32"], False)):
         code, out, err = run_command(
             capfd, "evaluate", "--run", tmp_path / "model.keras", "--data", data, *flags

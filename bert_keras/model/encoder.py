@@ -26,8 +26,8 @@ from bert_keras.features import (
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
+from bert_keras.model.kernels import ACTIVATIONS, RealTokens, drop_padding, real_tokens, restore_padding
 from bert_keras.model.layers import (
-    ACTIVATIONS,
     LORA_TARGETS,
     MASKED_SCORE,
     BiLSTM,
@@ -37,7 +37,6 @@ from bert_keras.model.layers import (
     from_state_config,
     state_config,
 )
-from bert_keras.model.unpadding import RealTokens, drop_padding, real_tokens, restore_padding
 
 ALL = (SEQUENCE_OUTPUT, POOLED_OUTPUT, ENCODER_OUTPUTS, EMBEDDING_OUTPUT)
 _KNOWN = (*ALL, ATTENTION_PROBABILITIES)

@@ -20,8 +20,8 @@ from keras import ops
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_OUTPUTS, INPUT_MASK, POOLED_OUTPUT, SEQUENCE_OUTPUT
+from bert_keras.model.choices import check_layers, is_mixed, places_of
 from bert_keras.model.encoder import BertEncoder
-from bert_keras.model.layer_choices import check_layers, is_mixed, places_of
 from bert_keras.model.layers import wide
 
 VECTORS = "vectors"  # the feature of a data set whose vectors were computed before

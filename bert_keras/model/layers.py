@@ -15,15 +15,17 @@ from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.model.kernels import (
     ACTIVATIONS,
+    RealTokens,
     add_bias,
     attention_scores,
+    drop_padding,
     dropout,
     layer_norm,
     reshape_like,
+    restore_padding,
     swap_heads,
     wide,
 )
-from bert_keras.model.unpadding import RealTokens, drop_padding, restore_padding
 
 # google-research/bert modeling.py adds this to the scores of masked positions: exp(-10000) is 0 in float32 and float64.
 MASKED_SCORE = -10000.0
