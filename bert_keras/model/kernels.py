@@ -32,7 +32,7 @@ def wide(dtype: Any) -> Any:
 
 @contextlib.contextmanager
 def plain_operations() -> Iterator[None]:
-    """Within it, a traced graph has no form for TensorFlow's kernels: other runtimes convert it, and fuse in their own way."""
+    """A context in which a traced graph has no form for TensorFlow's kernels: other runtimes convert it and fuse it."""
     token = _PLAIN.set(True)
     try:
         yield
@@ -132,18 +132,16 @@ def layer_norm(x: Any, gamma: Any, beta: Any, epsilon: float, *, dtype: str, tra
     if training and on_tensorflow():
         return _traced(_layer_norm_of(epsilon), x, ops.cast(gamma, dtype), ops.cast(beta, dtype))
 
-    def plain() -> Any:
-        return _plain_layer_norm(x, gamma, beta, epsilon, dtype)
-
-    def fused() -> Any:
-        return _fused_layer_norm(x, ops.cast(gamma, x.dtype), ops.cast(beta, x.dtype), epsilon)
-
     if not _fuses(x):
-        return plain()
+        return _plain_layer_norm(x, gamma, beta, epsilon, dtype)
     import tensorflow as tf
 
     gamma, beta = tf.convert_to_tensor(gamma), tf.convert_to_tensor(beta)
-    made = tf.cond(tf.size(x) < SMALL, plain, fused)
+    made = tf.cond(
+        tf.size(x) < SMALL,
+        lambda: _plain_layer_norm(x, gamma, beta, epsilon, dtype),
+        lambda: _fused_layer_norm(x, ops.cast(gamma, x.dtype), ops.cast(beta, x.dtype), epsilon),
+    )
     made.set_shape(x.shape)
     return made
 

@@ -53,7 +53,6 @@ class PreprocessorLayer(keras.layers.Layer):
         self.built = True
 
     def call(self, text: Any) -> dict[str, Any]:
-        """Strings, one segment or a list of two -> Features, int32 [B, S]."""
         return self.preprocess(*map(_row, _segments(text)))
 
     def compute_output_spec(self, text: Any) -> dict[str, Any]:
@@ -65,20 +64,13 @@ class PreprocessorLayer(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         """The arguments from which `from_config` rebuilds the layer, its vocabulary among them."""
-        preprocess = self.preprocess
-        return super().get_config() | {
-            "preprocess": {
-                "tokenizer": _tokenizer_config(preprocess.tokenizer),
-                "seq_length": preprocess.seq_length,
-                "pad_to_longest": preprocess.pad_to_longest,
-                "multiple_of": preprocess.multiple_of,
-                "truncation": preprocess.truncation,
-            }
-        }
+        settings = ("seq_length", "pad_to_longest", "multiple_of", "truncation")
+        preprocess = {"tokenizer": _tokenizer_config(self.preprocess.tokenizer)}
+        preprocess |= {name: getattr(self.preprocess, name) for name in settings}
+        return super().get_config() | {"preprocess": preprocess}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "PreprocessorLayer":
-        """The inverse of `get_config`."""
         settings = dict(config["preprocess"])
         tokenizer = _tokenizer(settings.pop("tokenizer"))
         return cls(**(config | {"preprocess": Preprocessor(tokenizer, **settings)}))
@@ -198,9 +190,8 @@ class HubLayer(keras.layers.Layer):
         specs = keras.tree.map_structure(_tensor_spec, inputs)
         with keras.StatelessScope():
             traced = tf.function(lambda given: self.call(given, training=training), autograph=False)
-            return keras.tree.map_structure(
-                _keras_tensor, traced.get_concrete_function(specs).structured_outputs
-            )
+            outputs = traced.get_concrete_function(specs).structured_outputs
+            return keras.tree.map_structure(_keras_tensor, outputs)
 
     def _check_outputs(self, results: Any) -> None:
         wanted = self.outputs_wanted
@@ -223,7 +214,7 @@ class HubLayer(keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "HubLayer":
-        """The inverse of `get_config`. Raises ValueError during a load in safe mode, which must not run a SavedModel."""
+        """Raises ValueError during a load in safe mode, which must not run a SavedModel."""
         if in_safe_mode():
             raise BertKerasError(
                 f"the saved model loads the SavedModel at {config['path']}, which can run any code; if you trust both, "
@@ -266,10 +257,9 @@ def _tensor_spec(tensor: keras.KerasTensor) -> tf.TypeSpec:
 
 
 def _keras_tensor(tensor: tf.Tensor | tf.RaggedTensor) -> keras.KerasTensor:
-    ragged = (
-        {"ragged": True, "ragged_rank": tensor.ragged_rank} if isinstance(tensor, tf.RaggedTensor) else {}
-    )
-    return keras.KerasTensor(tensor.shape, tensor.dtype, **ragged)
+    if isinstance(tensor, tf.RaggedTensor):
+        return keras.KerasTensor(tensor.shape, tensor.dtype, ragged=True, ragged_rank=tensor.ragged_rank)
+    return keras.KerasTensor(tensor.shape, tensor.dtype)
 
 
 def _by_keyword(signature: Callable[..., Any]) -> Callable[..., Any]:
@@ -293,7 +283,6 @@ def _keras_variables(part: Any) -> list[keras.Variable]:
         with contextlib.ExitStack() as stack:
             for scope in scopes:
                 stack.enter_context(keras.name_scope(scope))
-            found.append(
-                keras.Variable(variable, dtype=variable.dtype, trainable=id(variable) in ids, name=name)
-            )
+            trains = id(variable) in ids
+            found.append(keras.Variable(variable, dtype=variable.dtype, trainable=trains, name=name))
     return found

@@ -101,37 +101,35 @@ class Pretrainer(TrainingSteps, keras.Model):
         self.encoders = dict.fromkeys(names, encoder) | dict(encoders or {})
         for objective in self.objectives:
             _check_output(objective, self.encoders[objective.name])
-        self.heads = {
-            objective.name: objective.head(self.encoders[objective.name]) for objective in self.objectives
-        }
-        self._losses_of = {objective.name: objective.loss() for objective in self.objectives}
-        self._measures_of = {objective.name: _measures(objective) for objective in self.objectives}
+        self.heads = {one.name: one.head(self.encoders[one.name]) for one in self.objectives}
+        self._losses_of = {one.name: one.loss() for one in self.objectives}
+        self._measures_of = {one.name: _measures(one) for one in self.objectives}
         self._tokens = keras.metrics.Sum(name="tokens") if count_tokens else None
         self.built = True
 
-    def _reads_pooler(self, encoder: BertEncoder) -> bool:
-        read = [one.reads for one in self.objectives if self.encoders[one.name] is encoder]
-        return POOLED_OUTPUT in read
+    def _readers(self, encoder: BertEncoder) -> list[Objective]:
+        """The objectives that read an encoder."""
+        return [one for one in self.objectives if self.encoders[one.name] is encoder]
 
     @property
     def _unread(self) -> set[int]:
         """Variables of poolers that no objective reads. They get no gradient, of which Keras would warn."""
-        poolers = [one.pooler for one in self.encoders.values() if not self._reads_pooler(one)]
-        return {id(variable) for pooler in poolers for variable in pooler.variables}
+        unread = set()
+        for encoder in self.encoders.values():
+            if POOLED_OUTPUT not in [one.reads for one in self._readers(encoder)]:
+                unread |= {id(variable) for variable in encoder.pooler.variables}
+        return unread
 
     @property
     def trainable_variables(self) -> list[keras.Variable]:
-        """The variables that the objectives train."""
         return [one for one in super().trainable_variables if id(one) not in self._unread]
 
     @property
     def trainable_weights(self) -> list[keras.Variable]:
-        """The weights that the objectives train."""
         return [one for one in super().trainable_weights if id(one) not in self._unread]
 
     @property
     def non_trainable_variables(self) -> list[keras.Variable]:
-        """All other variables."""
         trained = {id(one) for one in self.trainable_variables}
         return [one for one in self.variables if id(one) not in trained]
 
@@ -166,18 +164,13 @@ class Pretrainer(TrainingSteps, keras.Model):
         super().compile(optimizer, **keywords)
 
     def call(self, features: Features, training: bool = False) -> dict[str, Any]:
-        """Features -> {objective: logits}."""
         features = self._at_masked_positions(features, self.encoder)
         outputs = self.encoder(features, training=training)
-        return {
-            objective.name: objective.logits(self.heads[objective.name], outputs, features)
-            for objective in self.objectives
-        }
+        return {one.name: one.logits(self.heads[one.name], outputs, features) for one in self.objectives}
 
     def _at_masked_positions(self, features: Features, encoder: BertEncoder) -> Features:
         """The features with `output_positions` where only the masked positions of an encoder's last block are read."""
-        readers = [one for one in self.objectives if self.encoders[one.name] is encoder]
-        if not (encoder.takes_output_positions and reads_masked_positions(readers)):
+        if not (encoder.takes_output_positions and reads_masked_positions(self._readers(encoder))):
             return features
         return {**features, OUTPUT_POSITIONS: features[MASKED_LM_POSITIONS]}
 
@@ -203,7 +196,6 @@ class Pretrainer(TrainingSteps, keras.Model):
         return sum(losses)
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
-        """The logs, this batch included."""
         if self._tokens is not None:
             self._tokens.update_state(x[INPUT_MASK])
         y, sample_weight = self._targets(y, y_pred, sample_weight)
@@ -227,10 +219,8 @@ class Pretrainer(TrainingSteps, keras.Model):
 
         `loss` is the sum over the objectives: Keras would weigh the loss of a batch by its rows, padding rows included.
         """
-        losses = [
-            self.objective_weights[name] * measures["loss"].result()
-            for name, measures in self._measures_of.items()
-        ]
+        means = {name: measures["loss"].result() for name, measures in self._measures_of.items()}
+        losses = [self.objective_weights[name] * mean for name, mean in means.items()]
         return super().get_metrics_result() | {"loss": sum(losses)}
 
     def _targets(self, y: Any, y_pred: Any, sample_weight: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -295,23 +285,16 @@ class ElectraPretrainer(Pretrainer):
     ) -> ElectraPretrainer:
         """Raises ValueError where the objectives are not MaskedLM and ReplacedTokens."""
         match objectives:
-            case [MaskedLM() as masked_lm, ReplacedTokens() as replaced]:
-                pass
+            case [MaskedLM() as masked_lm, ReplacedTokens(replaced_weight=weight, generator_share=share)]:
+                generator = generator_config(encoder.config, share=share)
             case _:
                 names = ", ".join(type(one).__name__ for one in objectives)
                 raise BertKerasError(
                     f"objectives are {names}; give MaskedLM and ReplacedTokens for an ElectraPretrainer."
                 )
-        return cls(
-            encoder,
-            masked_lm,
-            generator=generator_config(encoder.config, share=replaced.generator_share),
-            replaced_weight=replaced.replaced_weight,
-            count_tokens=count_tokens,
-        )
+        return cls(encoder, masked_lm, generator=generator, replaced_weight=weight, count_tokens=count_tokens)
 
     def call(self, features: Features, training: bool = False) -> dict[str, Any]:
-        """Features -> logits by objective, and the labels of replaced tokens."""
         masked_lm, replaced_tokens = self.objectives
         masked = self._at_masked_positions(features, self.generator)
         hidden = self.generator(masked, training=training)

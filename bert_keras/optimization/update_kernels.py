@@ -9,10 +9,12 @@ from typing import Any
 import keras
 from keras import ops
 
+from bert_keras.model.kernels import on_tensorflow
+
 
 def dense(gradient: Any) -> Any:
     """The gradient as one tensor; TensorFlow gives that of an embedding as slices, in which a row may repeat."""
-    if keras.backend.backend() != "tensorflow":
+    if not on_tensorflow():
         return gradient
     import tensorflow as tf
 
@@ -22,7 +24,7 @@ def dense(gradient: Any) -> Any:
 def square_sum(x: Any) -> Any:
     """The sum of the squares of all numbers: a float32 or wider number."""
     wide = x if keras.backend.standardize_dtype(x.dtype) == "float64" else ops.cast(x, "float32")
-    if keras.backend.backend() != "tensorflow":
+    if not on_tensorflow():
         return ops.sum(ops.square(wide))
     import tensorflow as tf
 
@@ -35,7 +37,7 @@ def decay(variable: Any, rate: Any) -> None:
     variable: as Keras gives it to an optimizer's `update_step`, on TensorFlow a tf.Variable
     rate: a number of the variable's dtype
     """
-    if keras.backend.backend() != "tensorflow":
+    if not on_tensorflow():
         variable.assign(variable - rate * variable)
         return
     import tensorflow as tf
@@ -61,7 +63,7 @@ def adam(
     variable: as in `decay`
     rate, beta_1, beta_2: numbers of the variable's dtype, or Python's
     """
-    if keras.backend.backend() != "tensorflow":
+    if not on_tensorflow():
         momentum.assign(momentum + (gradient - momentum) * (1 - beta_1))
         velocity.assign(velocity + (ops.square(gradient) - velocity) * (1 - beta_2))
         variable.assign(variable - rate * momentum / (ops.sqrt(velocity) + epsilon))
