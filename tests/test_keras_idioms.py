@@ -200,21 +200,15 @@ def _():
     assert answers(model).dtype == "float32"
 
 
-def optimizer_in_float16(kind):
-    inputs = keras.Input((4,))
-    model = kind(inputs, keras.layers.Dense(2, dtype="mixed_float16")(inputs))
-    model.compile("sgd", "mse")
-    return model.optimizer
-
-
 @idiom('`dtype="mixed_float16"` of the layers alone, in `TrainingModel`')
-def _():
-    assert isinstance(optimizer_in_float16(TrainingModel), keras.optimizers.LossScaleOptimizer)
-
-
 @idiom('`dtype="mixed_float16"` of the layers alone, in `keras.Model`', "stock Keras")
 def _():
-    assert not isinstance(optimizer_in_float16(keras.Model), keras.optimizers.LossScaleOptimizer)
+    for kind in (TrainingModel, keras.Model):
+        inputs = keras.Input((4,))
+        model = kind(inputs, keras.layers.Dense(2, dtype="mixed_float16")(inputs))
+        model.compile("sgd", "mse")
+        scales = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+        assert scales == (kind is TrainingModel)
 
 
 # --- int8 and LoRA
@@ -553,6 +547,7 @@ CROSS_ENTROPY = "sparse_categorical_crossentropy"
 
 
 @idiom("a loss without `from_logits=True` on a head, in `TrainingModel`", "warned")
+@idiom("a loss without `from_logits=True` on a head, in `keras.Model`", "stock Keras")
 def _():
     stock = keras.losses.SparseCategoricalCrossentropy()
     for loss in (CROSS_ENTROPY, stock, keras.losses.sparse_categorical_crossentropy):
@@ -560,10 +555,6 @@ def _():
         assert all(word in message for word in ("ClassifierHead", CROSS_ENTROPY, "from_logits=True"))
     for loss in (LOGITS, bk.GlobalMean(bk.cross_entropy), bk.cross_entropy, "mse", None):
         assert not warned(TrainingModel, loss)
-
-
-@idiom("a loss without `from_logits=True` on a head, in `keras.Model`", "stock Keras")
-def _():
     assert not warned(keras.Model, CROSS_ENTROPY)
 
 
@@ -705,16 +696,10 @@ def replicas(tmp_path_factory):
 
 @idiom("`compile(micro_batch=N)`, in `TrainingModel`")
 @idiom("`steps_per_execution=2` under two replicas, in `TrainingModel`")
-def _(replicas):
-    assert (replicas["accumulated"], replicas["ours"], replicas["ema"]) == (4, 4, 4)
-
-
 @idiom("`LossScaleOptimizer`, or float16, under two replicas, in `TrainingModel`", "refused")
-def _(replicas):
-    for name in ("float16", "layer in float16"):
-        assert "BertKerasError" in replicas[name] and "bfloat16" in replicas[name]
-
-
 @idiom("`steps_per_execution=2` under two replicas, in `keras.Model`", "stock Keras")
 def _(replicas):
+    assert [replicas[name] for name in ("accumulated", "ours", "ema")] == [4, 4, 4]
+    for name in ("float16", "layer in float16"):
+        assert "BertKerasError" in replicas[name] and "bfloat16" in replicas[name]
     assert "laceholder" in replicas["stock"]

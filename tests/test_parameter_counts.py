@@ -55,11 +55,7 @@ def test_parameter_counts_of_the_published_grid(column, hidden):
 
 
 ALBERT = {"vocab_size": 30000, "embedding_size": 128, "share_layers": True}
-
-
 ROBERTA = {"vocab_size": 50265, "max_positions": 514, "type_vocab_size": 1, "position_offset": 2}
-
-
 MINILM = {"vocab_size": 30522, "hidden_size": 384, "num_heads": 12, "intermediate_size": 1536}
 
 

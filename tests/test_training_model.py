@@ -1,12 +1,9 @@
 """Losses and labels that micro-batches cannot take, and `.keras` files of a compiled TrainingModel."""
 
-import subprocess
-import sys
-
+import forked
 import keras
 import numpy as np
 import pytest
-import runs
 import tensorflow as tf
 from parity import array
 
@@ -298,12 +295,9 @@ def test_a_saved_model_loads_compiled_and_trains_on(tmp_path):
     made.save(tmp_path / "model.keras")
     made.fit(X, Y, **how)
     np.savez(tmp_path / "data.npz", x=X, y=Y)
-    command = [sys.executable, "-W", "error::UserWarning", "-c", LOAD]
-    command += [str(tmp_path / name) for name in ("model.keras", "data.npz", "found.npz")]
-    done = subprocess.run(
-        command, env=runs.bare_environment() | {"PYTHONPATH": str(runs.ROOT)}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    (tmp_path / "load.py").write_text(LOAD)
+    done = forked.run(*(tmp_path / name for name in ("load.py", "model.keras", "data.npz", "found.npz")))
+    assert done.returncode == 0 and "UserWarning" not in done.stderr, done.stderr[-2000:]
     *weights, iterations = np.load(tmp_path / "found.npz").values()
     assert iterations == 4
     assert_equal(weights, made.get_weights())

@@ -64,25 +64,20 @@ def test_outputs_are_those_with_padding(mask, changes):
         real |= ~real.any(axis=1, keepdims=True)
         real[:, 0] |= not config.causal  # the pooler reads it
     plain, unpadded = (
-        encoder(given) for encoder in encoders(config, outputs=(*ALL, ATTENTION_PROBABILITIES))
+        keras.tree.map_structure(np.asarray, encoder(given))
+        for encoder in encoders(config, outputs=parity.EVERY_OUTPUT)
     )
-    pairs = [(SEQUENCE_OUTPUT, plain[SEQUENCE_OUTPUT], unpadded[SEQUENCE_OUTPUT])]
-    pairs += [
-        (ENCODER_OUTPUTS, *layer)
-        for layer in zip(plain[ENCODER_OUTPUTS], unpadded[ENCODER_OUTPUTS], strict=True)
-    ]
-    for name, one, other in pairs:
-        np.testing.assert_allclose(other.numpy()[real], one.numpy()[real], atol=2e-6, err_msg=name)
     if not config.bilstm:
-        assert not unpadded[SEQUENCE_OUTPUT].numpy()[:, 1:][~real[:, 1:]].any()
+        assert not unpadded[SEQUENCE_OUTPUT][:, 1:][~real[:, 1:]].any()
     np.testing.assert_array_equal(unpadded[EMBEDDING_OUTPUT], plain[EMBEDDING_OUTPUT])
-    np.testing.assert_allclose(
-        unpadded[POOLED_OUTPUT].numpy()[rows], plain[POOLED_OUTPUT].numpy()[rows], atol=2e-6
-    )
-    for one, other in zip(plain[ATTENTION_PROBABILITIES], unpadded[ATTENTION_PROBABILITIES], strict=True):
-        np.testing.assert_allclose(
-            other.numpy().transpose(0, 2, 1, 3)[real], one.numpy().transpose(0, 2, 1, 3)[real], atol=2e-6
-        )
+    np.testing.assert_allclose(unpadded[POOLED_OUTPUT][rows], plain[POOLED_OUTPUT][rows], atol=2e-6)
+    for made in (plain, unpadded):  # [B, Q, A, S]
+        made[ATTENTION_PROBABILITIES] = [one.transpose(0, 2, 1, 3) for one in made[ATTENTION_PROBABILITIES]]
+    for name in (SEQUENCE_OUTPUT, ENCODER_OUTPUTS, ATTENTION_PROBABILITIES):
+        for one, other in zip(
+            keras.tree.flatten(plain[name]), keras.tree.flatten(unpadded[name]), strict=True
+        ):
+            np.testing.assert_allclose(other[real], one[real], atol=2e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("outputs", [ALL, (POOLED_OUTPUT,)], ids=["all", "pooled"])
@@ -148,7 +143,7 @@ def checkpoint(tmp_path_factory):
 
 def test_models_of_tasks_leave_out_padding_unless_xla_compiles_them(checkpoint):
     model = bk.classifier(checkpoint, ["bad", "good"])
-    (encoder,) = (layer for layer in model.network.layers if isinstance(layer, BertEncoder))
+    encoder = model.encoder
     assert encoder.unpadded and not encoder.supports_jit
     given = texts(8, seed=0)
     before = model.predict(given, batch_size=8)["probabilities"]
@@ -173,6 +168,4 @@ def test_a_loaded_model_leaves_out_padding_as_the_saved_one(jit_compile, checkpo
 
 def test_a_tpu_gets_rows_of_one_size(checkpoint, monkeypatch):
     monkeypatch.setattr(tf.distribute, "get_strategy", lambda: object.__new__(tf.distribute.TPUStrategy))
-    model = bk.classifier(checkpoint, ["bad", "good"])
-    (encoder,) = (layer for layer in model.network.layers if isinstance(layer, BertEncoder))
-    assert not encoder.unpadded
+    assert not bk.classifier(checkpoint, ["bad", "good"]).encoder.unpadded

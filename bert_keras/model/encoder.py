@@ -166,6 +166,7 @@ class BertEncoder(FromBertConfig, keras.Model):
 
     @property
     def lora_enabled(self) -> bool:
+        """True after `enable_lora`."""
         return any(block.lora_enabled for block in self.blocks)
 
     def compute_mask(self, inputs: Mapping[str, Any], previous_mask: Any = None) -> dict[str, Any]:
@@ -201,8 +202,12 @@ class BertEncoder(FromBertConfig, keras.Model):
                 # No other position is read after the last block.
                 queries = self._asked(states, asked, tokens, mask)
                 queries_mask = self._scores_mask(mask, asked)
-            block = self.blocks[0 if self.config.share_layers else i]
-            states, probabilities = self._run_block(block, queries, states, queries_mask, training, tokens)
+            block, given = self.blocks[0 if self.config.share_layers else i], (queries, states, queries_mask)
+            if training and self.rematerialize:
+                wanted = ATTENTION_PROBABILITIES in self.outputs_wanted
+                states, probabilities = rematerialized(block, *given, tokens=tokens, probabilities=wanted)
+            else:
+                states, probabilities = block(*given, training=training, tokens=tokens)
             if ENCODER_OUTPUTS in self.outputs_wanted:
                 results[ENCODER_OUTPUTS].append(_padded(states, tokens, mask))
             if ATTENTION_PROBABILITIES in self.outputs_wanted:
@@ -254,20 +259,6 @@ class BertEncoder(FromBertConfig, keras.Model):
         batch, length = ops.shape(mask)
         places = ops.expand_dims(ops.arange(batch, dtype="int32") * length, -1) + positions
         return ops.take(states, ops.take(tokens.rows, places), axis=0)
-
-    def _run_block(
-        self,
-        block: Block,
-        queries: Any,
-        states: Any,
-        scores_mask: Any,
-        training: bool,
-        tokens: RealTokens | None,
-    ) -> tuple[Any, Any]:
-        if not (training and self.rematerialize):
-            return block(queries, states, scores_mask, training=training, tokens=tokens)
-        wanted = ATTENTION_PROBABILITIES in self.outputs_wanted
-        return rematerialized(block, queries, states, scores_mask, tokens=tokens, probabilities=wanted)
 
     @property
     def unpadded(self) -> bool:

@@ -65,12 +65,8 @@ class FeatureBiLSTM(keras.layers.Layer):
     @property
     def settings(self) -> dict[str, Any]:
         """The fields of Hparams that this layer was made with."""
-        return {
-            "feature_layers": self.feature_layers,
-            "lstm_layers": self.lstm_layers,
-            "lstm_units": self.lstm_units,
-            "lstm_dropout": self.lstm_dropout,
-        }
+        names = ("feature_layers", "lstm_layers", "lstm_units", "lstm_dropout")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def described(self) -> str:

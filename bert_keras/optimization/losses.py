@@ -232,13 +232,8 @@ def squared_error(labels: Any, outputs: Any) -> Any:
 
 # Names of Keras' metrics that read numbers from 0 to 1.
 _OF_PROBABILITIES = (
-    "auc",
-    "precision",
-    "recall",
-    "binary_accuracy",
-    "binary_crossentropy",
-    "categorical_crossentropy",
-    "sparse_categorical_crossentropy",
+    *("auc", "precision", "recall", "binary_accuracy"),
+    *("binary_crossentropy", "categorical_crossentropy", "sparse_categorical_crossentropy"),
 )
 
 
@@ -276,9 +271,7 @@ def _takes_probabilities(loss: Any) -> bool:
     loss = keras.losses.get(loss) if isinstance(loss, str) else loss
     if isinstance(loss, keras.losses.Loss):
         return getattr(loss, "from_logits", None) is False
-    if not callable(loss):
-        return False
-    given = inspect.signature(loss).parameters.get("from_logits")
+    given = inspect.signature(loss).parameters.get("from_logits") if callable(loss) else None
     return given is not None and given.default is False
 
 

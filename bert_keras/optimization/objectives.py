@@ -249,9 +249,9 @@ def reads_masked_positions(objectives: Sequence[Objective]) -> bool:
 
     An objective of a user's own may read all of them, and so may a `head` or `logits` of a user's own.
     """
-    masked = [one for one in objectives if _reads_as(one, MaskedLM)]
-    pairs = [one for one in objectives if _reads_as(one, SentencePair)]
-    return bool(masked) and len(masked) + len(pairs) == len(objectives)
+    masked = [_reads_as(one, MaskedLM) for one in objectives]
+    known = [_reads_as(one, MaskedLM) or _reads_as(one, SentencePair) for one in objectives]
+    return any(masked) and all(known)
 
 
 def _reads_as(objective: Objective, kind: type[Objective]) -> bool:

@@ -42,15 +42,14 @@ class Perplexity(keras.metrics.Mean):
     """exp of a weighted mean of losses."""
 
     def result(self) -> Any:
-        """exp of the mean so far; a mean over 88, whose exp is no finite float32, counts as 88."""
+        # A mean over 88, whose exp is no finite float32, counts as 88.
         return ops.exp(ops.minimum(super().result(), 88.0))
 
 
 def _measures(objective: Objective) -> dict[str, keras.metrics.Mean]:
     """Weighted means over all batches and replicas since the last reset."""
-    kinds = {"loss": keras.metrics.Mean, "accuracy": keras.metrics.Mean, "perplexity": Perplexity}
-    if not objective.perplexity:
-        del kinds["perplexity"]
+    kinds = {"loss": keras.metrics.Mean, "accuracy": keras.metrics.Mean}
+    kinds |= {"perplexity": Perplexity} if objective.perplexity else {}
     return {measure: kind(name=f"{objective.name}_{measure}") for measure, kind in kinds.items()}
 
 
@@ -107,29 +106,26 @@ class Pretrainer(TrainingSteps, keras.Model):
         self._tokens = keras.metrics.Sum(name="tokens") if count_tokens else None
         self.built = True
 
-    def _readers(self, encoder: BertEncoder) -> list[Objective]:
-        """The objectives that read an encoder."""
-        return [one for one in self.objectives if self.encoders[one.name] is encoder]
-
-    @property
-    def _unread(self) -> set[int]:
-        """Variables of poolers that no objective reads. They get no gradient, of which Keras would warn."""
-        unread = set()
-        for encoder in self.encoders.values():
-            if POOLED_OUTPUT not in [one.reads for one in self._readers(encoder)]:
-                unread |= {id(variable) for variable in encoder.pooler.variables}
-        return unread
+    def _read(self, variables: Iterable[keras.Variable]) -> list[keras.Variable]:
+        """The variables but for poolers that no objective reads: they get no gradient, of which Keras would warn."""
+        read = {id(self.encoders[one.name]) for one in self.objectives if one.reads == POOLED_OUTPUT}
+        poolers = [one.pooler for one in self.encoders.values() if id(one) not in read]
+        unread = {id(variable) for pooler in poolers for variable in pooler.variables}
+        return [one for one in variables if id(one) not in unread]
 
     @property
     def trainable_variables(self) -> list[keras.Variable]:
-        return [one for one in super().trainable_variables if id(one) not in self._unread]
+        """The variables that the objectives train."""
+        return self._read(super().trainable_variables)
 
     @property
     def trainable_weights(self) -> list[keras.Variable]:
-        return [one for one in super().trainable_weights if id(one) not in self._unread]
+        """The weights that the objectives train."""
+        return self._read(super().trainable_weights)
 
     @property
     def non_trainable_variables(self) -> list[keras.Variable]:
+        """All other variables."""
         trained = {id(one) for one in self.trainable_variables}
         return [one for one in self.variables if id(one) not in trained]
 
@@ -170,7 +166,8 @@ class Pretrainer(TrainingSteps, keras.Model):
 
     def _at_masked_positions(self, features: Features, encoder: BertEncoder) -> Features:
         """The features with `output_positions` where only the masked positions of an encoder's last block are read."""
-        if not (encoder.takes_output_positions and reads_masked_positions(self._readers(encoder))):
+        readers = [one for one in self.objectives if self.encoders[one.name] is encoder]
+        if not (encoder.takes_output_positions and reads_masked_positions(readers)):
             return features
         return {**features, OUTPUT_POSITIONS: features[MASKED_LM_POSITIONS]}
 
@@ -196,6 +193,7 @@ class Pretrainer(TrainingSteps, keras.Model):
         return sum(losses)
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
+        """The logs, this batch included."""
         if self._tokens is not None:
             self._tokens.update_state(x[INPUT_MASK])
         y, sample_weight = self._targets(y, y_pred, sample_weight)
@@ -328,10 +326,6 @@ def _put(features: Features, values: Any) -> Any:
     return ops.scatter_update(wider, indices, ops.reshape(values, (-1,)))[:, :length]
 
 
-# Objectives that need a model of their own; Pretrainer learns all others.
-PRETRAINERS: Mapping[type[Objective], type[Pretrainer]] = {ReplacedTokens: ElectraPretrainer}
-
-
 def choose_pretrainer(objectives: Iterable[type[Objective]]) -> type[Pretrainer]:
     """The class of the model that learns these objectives together."""
-    return next((PRETRAINERS[one] for one in objectives if one in PRETRAINERS), Pretrainer)
+    return ElectraPretrainer if ReplacedTokens in [*objectives] else Pretrainer

@@ -32,11 +32,7 @@ def square_sum(x: Any) -> Any:
 
 
 def decay(variable: Any, rate: Any) -> None:
-    """Subtracts rate * variable from a variable.
-
-    variable: as Keras gives it to an optimizer's `update_step`, on TensorFlow a tf.Variable
-    rate: a number of the variable's dtype
-    """
+    """Subtracts rate * variable from a variable, on TensorFlow a tf.Variable; rate: a number of its dtype."""
     if not on_tensorflow():
         variable.assign(variable - rate * variable)
         return
@@ -58,11 +54,7 @@ def adam(
     beta_2: Any,
     epsilon: float,
 ) -> None:
-    """Adam's step without bias correction, one pass over all three on TensorFlow.
-
-    variable: as in `decay`
-    rate, beta_1, beta_2: numbers of the variable's dtype, or Python's
-    """
+    """Adam's step without bias correction, one pass over all three on TensorFlow; numbers of its dtype, or Python's."""
     if not on_tensorflow():
         momentum.assign(momentum + (gradient - momentum) * (1 - beta_1))
         velocity.assign(velocity + (ops.square(gradient) - velocity) * (1 - beta_2))
