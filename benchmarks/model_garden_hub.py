@@ -31,7 +31,7 @@ from bert_keras.features import (
 )
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.heads import MaskedLMHead
-from bert_keras.model.hub_layer import HubLayer
+from bert_keras.model.tensorflow_layers import HubLayer
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.wordpiece import WordPiece
 

@@ -79,7 +79,7 @@ MUTANTS = (
     Mutant("norm-gradient", "bert_keras/gradients.py",
            "(scaled - tf.reduce_mean(scaled, axis=-1, keepdims=True) - normed * along) * scale",
            "(scaled - tf.reduce_mean(scaled, axis=-1, keepdims=True)) * scale",
-           ("tests/test_gradients.py::test_equal_the_plain_operations",)),
+           ("tests/test_kernels.py::test_gradients_equal_those_of_the_plain_operations",)),
     # Masking, samplers and instances
     Mutant("keep-is-replace", "bert_keras/text/masking.py", "draw < 1 - masking.keep", "draw < 1 - masking.replace",
            ("tests/test_masking.py", "-k", "rates_over_real_text")),

@@ -22,7 +22,6 @@ _HOMES = {
     "bert_keras.optimization.losses": ("GlobalMean", "cross_entropy", "squared_error"),
     "bert_keras.optimization.optimizers": ("AdamW", "LAMB"),
     "bert_keras.checkpoints": ("load_encoder", "load_tokenizer"),
-    "bert_keras.model.hub_layer": ("HubLayer",),
     "bert_keras.model.feature_bilstm": ("LayerMix",),
     "bert_keras.tasks.strings.text_model": ("TextModel",),
     "bert_keras.tasks.strings.models": (
@@ -37,7 +36,7 @@ _HOMES = {
         "sentence_order",
         "tagger",
     ),
-    "bert_keras.model.preprocessor_layer": ("PreprocessorLayer",),
+    "bert_keras.model.tensorflow_layers": ("HubLayer", "PreprocessorLayer"),
     "bert_keras.savedmodels.export": ("export",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -10,8 +10,7 @@ from typing import Any
 
 from bert_keras.config import BertConfig
 from bert_keras.fields import Checked, Masking, like, setting, wrong_setting
-from bert_keras.model.layer_choices import LAYERS, check_layers
-from bert_keras.model.precision import PRECISIONS
+from bert_keras.model.choices import LAYERS, PRECISIONS, check_layers
 
 MAX_SEED = 2**32 - 1
 MAX_UNITS = 16_384  # of a direction of a BiLSTM

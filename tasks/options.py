@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bert_keras.fields import Checked, like, setting, wrong_setting
-from bert_keras.model.layer_choices import LAYERS
+from bert_keras.model.choices import LAYERS
 from bert_keras.tasks.hparams import FEATURE_RATE, Hparams
 
 MAX_OPTION = 1_000_000  # the upper bound for options that are counts

@@ -1,4 +1,4 @@
-"""Ten steps of every kind of training on features that are ready, on any Keras backend. Run as a script by test_jax_training.py.
+"""Ten steps of every kind of training on features that are ready, on any Keras backend: a script of test_jax_training.py.
 
     python ready_steps.py one|data|model FILE.npz [CASE ...]
 
@@ -88,15 +88,19 @@ def spans():
 def pretraining(objectives, given, config=CONFIG, kind=Pretrainer):
     encoder = BertEncoder(config, outputs=(SEQUENCE_OUTPUT, POOLED_OUTPUT))
     model = kind.of(encoder, objectives)
-    labels, weights = {}, {}
-    for objective in objectives:
-        labels[objective.name], weights[objective.name] = given[MASKED_LM_IDS], given[MASKED_LM_WEIGHTS]
-        if objective.name == SentencePair.name:
-            labels[objective.name], weights[objective.name] = RANDOM.integers(0, 2, ROWS), WEIGHTS
-        if objective.name == ReplacedTokens.name:
-            mask = given[ENCODER_INPUTS[1]]
-            labels[objective.name], weights[objective.name] = np.zeros_like(mask), mask.astype("float32")
-    return model, given, labels, weights, None
+    mask = given[ENCODER_INPUTS[1]]
+    labels = {
+        MaskedLM.name: given[MASKED_LM_IDS],
+        SentencePair.name: RANDOM.integers(0, 2, ROWS),
+        ReplacedTokens.name: np.zeros_like(mask),
+    }
+    weights = {
+        MaskedLM.name: given[MASKED_LM_WEIGHTS],
+        SentencePair.name: WEIGHTS,
+        ReplacedTokens.name: mask.astype("float32"),
+    }
+    names = [one.name for one in objectives]
+    return model, given, {name: labels[name] for name in names}, {name: weights[name] for name in names}, None
 
 
 def likeliest(logits, count, **how):
@@ -172,19 +176,27 @@ def train(make, optimizer) -> tuple[list[float], dict[str, np.ndarray]]:
     return history.history["loss"], named
 
 
+def gradual(*arguments, **keywords):
+    """AdamW for the heads and the upper block alone."""
+    optimizer = AdamW(*arguments, gradual=True, **keywords)
+    optimizer.learn_to_depth(1)
+    return optimizer
+
+
+OPTIMIZERS = {"AdamW": AdamW, "LAMB": LAMB, "gradual": gradual}
+
+
 def main(how: str, path: str, *names: str) -> None:
     distribute(how)
     keras.random.categorical = likeliest
     results = {}
     for name in names or CASES:
-        make = CASES[name]
-        for kind in (AdamW, LAMB) if name == "classifier" else (AdamW,):
+        for kind in OPTIMIZERS if name == "classifier" else ("AdamW",):
             schedule = WarmupLinearDecay(1e-2, total_steps=20, warmup_steps=2)
-            losses, weights = train(make, kind(schedule, clip_norm=0.5))
-            case = f"{name}, {kind.__name__}"
-            results[f"{case}|losses"] = losses
+            losses, weights = train(CASES[name], OPTIMIZERS[kind](schedule, clip_norm=0.5))
+            results[f"{name}, {kind}|losses"] = losses
             results |= {
-                f"{case}|{index}|{path}": value for index, (path, value) in enumerate(weights.items())
+                f"{name}, {kind}|{i}|{part}": value for i, (part, value) in enumerate(weights.items())
             }
     np.savez(path, **results)
 

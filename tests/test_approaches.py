@@ -14,7 +14,7 @@ import scipy.stats
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
-from bert_keras.model.layer_choices import LAYERS
+from bert_keras.model.choices import LAYERS
 from bert_keras.tasks.batches import cardinality, take_examples
 from bert_keras.tasks.frozen.extractor import Extractor
 from bert_keras.tasks.problems.classification import TextClassification

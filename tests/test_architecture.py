@@ -125,7 +125,7 @@ def test_the_folders_at_the_top_are_linked_into_the_package(name):
 # -----------------------------------------------------------------------------------------------------------
 # The two columns: text knows no Keras, the model knows TensorFlow only in modules that have a form for it.
 
-NAMES_TENSORFLOW = ("feature_bilstm", "hub_layer", "kernels", "preprocessor_layer", "unpadding")
+NAMES_TENSORFLOW = ("kernels", "tensorflow_layers")
 
 
 def column(folder: str) -> list[str]:
@@ -139,7 +139,7 @@ def test_columns_know_nothing_of_each_other(module):
     # tf.io.gfile is imported where a remote path is read: paths on this machine need no TensorFlow.
     nested = not (folder == "io" or name in NAMES_TENSORFLOW)
     met = {found for found in imports(SOURCES[module], nested=nested) if found.partition(".")[0] in banned}
-    assert not met or name in ("hub_layer", "preprocessor_layer"), f"{module} imports {sorted(met)}"
+    assert not met or name == "tensorflow_layers", f"{module} imports {sorted(met)}"
 
 
 # Preparing text for pre-training needs no model.

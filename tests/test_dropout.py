@@ -6,8 +6,7 @@ import math
 import keras
 import numpy as np
 import pytest
-from encoders import SMALL, pooled, small
-from parity import array, random_features
+from parity import array, pooled, random_features, small
 
 from bert_keras.config import BertConfig
 from bert_keras.features import POOLED_OUTPUT
@@ -75,7 +74,7 @@ def test_dropout_before_each_residual_has_the_hidden_rate(part, hidden, attentio
 
 def test_dropout_only_in_training():
     encoder = BertEncoder(small(hidden_dropout=0.5, attention_dropout=0.5))
-    features = random_features(SMALL, seed=5, batch=2, length=7)
+    features = random_features(small(), seed=5, batch=2, length=7)
     np.testing.assert_array_equal(pooled(encoder, features), pooled(encoder, features))
     model = keras.Model(inputs := encoder_inputs(), encoder(inputs)[POOLED_OUTPUT])
     np.testing.assert_array_equal(array(model(features)), array(model(features, training=False)))

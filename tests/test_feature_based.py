@@ -18,9 +18,9 @@ from bert_keras import checkpoints
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_INPUTS, ENCODER_OUTPUTS
+from bert_keras.model.choices import LAYERS, places_of
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import FeatureBiLSTM, ScalarMix, bilstm_parameters
-from bert_keras.model.layer_choices import LAYERS, places_of
 from bert_keras.tasks.frozen.cache import open_cache, writing_cache
 from bert_keras.tasks.frozen.extract_file import WRITERS, extract_file
 from bert_keras.tasks.frozen.extractor import Extractor, text_units

@@ -11,7 +11,7 @@ from random_checkpoints import refused
 import bert_keras as bk
 from bert_keras.io import formats
 from bert_keras.io.folders import Folder
-from bert_keras.model.hub_layer import HubLayer
+from bert_keras.model.tensorflow_layers import HubLayer
 from bert_keras.savedmodels.server.served import load
 from bert_keras.savedmodels.verify import verify_files as verify
 from bert_keras.savedmodels.verify import write_manifest

@@ -11,7 +11,7 @@ from runs import contents, run_command
 from tensorflow.core.protobuf import saved_model_pb2
 
 import bert_keras as bk
-from bert_keras.model.hub_layer import HubLayer
+from bert_keras.model.tensorflow_layers import HubLayer
 from bert_keras.savedmodels import servable
 from bert_keras.savedmodels.export import export, sample_inputs, servable_of
 from bert_keras.savedmodels.model_card import tensors_of

@@ -20,9 +20,9 @@ import bert_keras.tasks.frozen.row_vectors
 from bert_keras import checkpoints, encoder_inputs
 from bert_keras.errors import BertKerasError
 from bert_keras.features import ENCODER_INPUTS, INPUT_MASK, POOLED_OUTPUT
+from bert_keras.model.choices import places_of
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import FeatureBiLSTM, FeatureEncoder, FrozenNetwork, bilstm_of
-from bert_keras.model.layer_choices import places_of
 from bert_keras.savedmodels.export import export
 from bert_keras.tasks.batches import dataset, predict, predictor
 from bert_keras.tasks.finetuning.finetune import finetune

@@ -25,7 +25,7 @@ from bert_keras.config import BertConfig
 from bert_keras.features import ENCODER_INPUTS, INPUT_WORD_IDS, MASKED_LM_POSITIONS
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.heads import MaskedLMHead
-from bert_keras.model.hub_layer import HubLayer
+from bert_keras.model.tensorflow_layers import HubLayer
 from bert_keras.optimization.optimizers import AdamW
 from bert_keras.savedmodels import hub, reload
 from bert_keras.savedmodels.verify import ask

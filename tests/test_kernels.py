@@ -1,8 +1,11 @@
-"""The forms of kernels: the fused ones appear in TensorFlow's optimized graph, and compute what the plain ones do."""
+"""The forms of kernels: the fused ones appear in TensorFlow's optimized graph, and compute what the plain ones do.
+
+So do the forms of a training, which have gradients of their own.
+"""
 
 import collections
+import functools
 
-import encoders
 import keras
 import numpy as np
 import parity
@@ -26,7 +29,7 @@ only_onednn = pytest.mark.skipif(
 
 def encoder(dtype="float32", **changes):
     """An encoder whose biases are not 0: TensorFlow removes a sum with zeros."""
-    made = BertEncoder(encoders.small(num_layers=BLOCKS, **changes), outputs=(SEQUENCE_OUTPUT,), dtype=dtype)
+    made = BertEncoder(parity.small(num_layers=BLOCKS, **changes), outputs=(SEQUENCE_OUTPUT,), dtype=dtype)
     draw = np.random.default_rng(0)
     for weight in made.weights:
         if len(weight.shape) == 1:
@@ -44,7 +47,7 @@ def inference(made, **options):
 
 
 def features(batch=3, length=7):
-    return parity.random_features(encoders.SMALL, seed=5, batch=batch, length=length)
+    return parity.random_features(parity.small(), seed=5, batch=batch, length=length)
 
 
 def fused_kernels(function, *arguments):
@@ -60,22 +63,30 @@ def fused_kernels(function, *arguments):
     )
 
 
+FUSED = {
+    "_FusedMatMul[BiasAdd, Add]": 2 * BLOCKS,  # the products before a residual
+    "_FusedMatMul[BiasAdd]": 3 * BLOCKS,  # query, key and value
+    "_MklFusedBatchMatMulV2[Mul, Add]": BLOCKS,  # scale and mask in the scores
+    "_MklLayerNorm": 2 * BLOCKS + 1,
+}
+
+
+def assert_has(found, **counts):
+    expected = (
+        FUSED | {f"_FusedMatMul[BiasAdd, {counts.pop('gelu')}]": BLOCKS} | counts
+    )  # the product that widens
+    assert {name: found[name] for name in expected} == expected
+
+
 @only_onednn
 @pytest.mark.parametrize("dtype", kernels.FUSED_TYPES)
-@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu_erf"])
-def test_the_kernels_of_a_block_are_fused(activation, dtype):
+@pytest.mark.parametrize(
+    ("activation", "gelu"), [("gelu_tanh", "GeluApproximate"), ("gelu_erf", "GeluExact")]
+)
+def test_the_kernels_of_a_block_are_fused(activation, gelu, dtype):
+    """Rsqrt is a plain norm's, for few rows; Einsum a transposition."""
     found = fused_kernels(inference(encoder(dtype, activation=activation)), features())
-    gelu = {"gelu_tanh": "GeluApproximate", "gelu_erf": "GeluExact"}[activation]
-    expected = {
-        f"_FusedMatMul[BiasAdd, {gelu}]": BLOCKS,  # the product that widens
-        "_FusedMatMul[BiasAdd, Add]": 2 * BLOCKS,  # the products before a residual
-        "_FusedMatMul[BiasAdd]": 3 * BLOCKS,  # query, key and value
-        "_MklFusedBatchMatMulV2[Mul, Add]": BLOCKS,  # scale and mask in the scores
-        "_MklLayerNorm": 2 * BLOCKS + 1,
-        "Rsqrt": 2 * BLOCKS + 1,  # of plain norms, for few rows
-        "Einsum": 4 * BLOCKS,  # the transpositions
-    }
-    assert {name: found[name] for name in expected} == expected
+    assert_has(found, gelu=gelu, Rsqrt=2 * BLOCKS + 1, Einsum=4 * BLOCKS)
     assert not {"FusedBatchNormV3", "Erf", "Tanh", "MatMul", "BiasAdd", "Transpose"} & {*found}
 
 
@@ -91,15 +102,7 @@ def test_the_kernels_of_exports_are_fused(dtype, frozen):
         model = keras.Model(inputs, made(inputs)[SEQUENCE_OUTPUT])
         specs = {name: tf.TensorSpec([None, None], tf.int32, name) for name in ENCODER_INPUTS}
         call = with_constants(model, specs, packed=dtype == "bfloat16")
-    found = fused_kernels(call, features())
-    expected = {
-        "_FusedMatMul[BiasAdd, GeluApproximate]": BLOCKS,
-        "_FusedMatMul[BiasAdd, Add]": 2 * BLOCKS,
-        "_FusedMatMul[BiasAdd]": 3 * BLOCKS,
-        "_MklFusedBatchMatMulV2[Mul, Add]": BLOCKS,
-        "_MklLayerNorm": 2 * BLOCKS + 1,
-    }
-    assert {name: found[name] for name in expected} == expected
+    assert_has(fused_kernels(call, features()), gelu="GeluApproximate")
 
 
 def test_other_runtimes_get_plain_operations(monkeypatch):
@@ -120,9 +123,7 @@ def test_a_saved_model_has_plain_operations_and_is_fused_when_it_runs(tmp_path):
     loaded = tf.saved_model.load(str(tmp_path))
     saved = {node.op for node in loaded.call.concrete_functions[0].graph.as_graph_def().node}
     assert not [op for op in saved if op.startswith(("_Fused", "_Mkl"))]
-    found = fused_kernels(loaded.call, features())
-    assert found["_MklLayerNorm"] == 2 * BLOCKS + 1
-    assert found["_FusedMatMul[BiasAdd, GeluApproximate]"] == BLOCKS
+    assert_has(fused_kernels(loaded.call, features()), gelu="GeluApproximate")
 
 
 def test_a_training_has_the_form_with_the_faster_gradient():
@@ -147,7 +148,7 @@ def test_a_graph_equals_eager_operations(onednn, small, monkeypatch):
 @pytest.mark.parametrize("shape", [(5, 32), (2, 3, 32), (2, 3, 4, 32)])
 def test_a_norm_of_any_rank(shape, small, monkeypatch):
     monkeypatch.setattr(kernels, "SMALL", small)
-    norm = LayerNorm(config=encoders.small(), name="norm")
+    norm = LayerNorm(config=parity.small(), name="norm")
     norm.build(shape)
     norm.gamma.assign(np.random.default_rng(1).normal(1, 0.1, 32))
     x = np.random.default_rng(0).normal(1, 1, shape).astype("float32")
@@ -159,7 +160,7 @@ def test_a_norm_of_any_rank(shape, small, monkeypatch):
 @pytest.mark.parametrize("small", [0, 2**16])
 def test_a_norm_in_bfloat16_sums_in_float32(small, monkeypatch):
     monkeypatch.setattr(kernels, "SMALL", small)
-    norm = LayerNorm(config=encoders.small(), name="norm", dtype="bfloat16")
+    norm = LayerNorm(config=parity.small(), name="norm", dtype="bfloat16")
     norm.build((None, 32))
     x = ops.cast(np.random.default_rng(0).normal(100, 1, (4, 32)), "bfloat16")
     wide = array(ops.cast(x, "float32"))
@@ -185,12 +186,9 @@ def test_the_gradient_of_an_inference_equals_that_of_the_plain_form(small, monke
         return tape.gradient(loss, [made.embeddings.position_embeddings, made.blocks[0].attention_norm.gamma])
 
     traced = tf.function(gradients, autograph=False)
-    for found, expected in zip(traced(features(), False), traced(features(), True), strict=True):
-        np.testing.assert_allclose(
-            array(tf.convert_to_tensor(found)),
-            array(tf.convert_to_tensor(expected)),
-            atol=1e-5 * array(tf.convert_to_tensor(expected)).max(),
-        )
+    for pair in zip(traced(features(), False), traced(features(), True), strict=True):
+        found, expected = (array(tf.convert_to_tensor(one)) for one in pair)
+        np.testing.assert_allclose(found, expected, atol=1e-5 * expected.max())
 
 
 def test_a_saved_inference_has_the_same_gradient(tmp_path, monkeypatch):
@@ -281,3 +279,127 @@ def test_dropout_of_other_devices_is_that_of_keras(monkeypatch):
     x = tf.ones([20, 20])
     expected = keras.random.dropout(x, 0.3, seed=keras.random.SeedGenerator(7))
     np.testing.assert_array_equal(dropped(x, 0.3)[0], array(expected))
+
+
+# Gradients of our own: those of the plain operations, with sums in float32 -----------------------------------------
+
+
+WIDTH = 24
+
+
+def drawn(*shape, seed=0, dtype="float32", scale=1.0):
+    return tf.cast(scale * np.random.default_rng(seed).normal(size=shape), dtype)
+
+
+def forms(name, x, dtype):
+    """The plain form of a kernel, the form with our own gradient, and their inputs; the norm sums in `dtype`."""
+    plain, own = getattr(kernels, name), functools.partial(getattr(kernels, name), training=True)
+    if name != "layer_norm":
+        return plain, own, [x]
+    plain = lambda *inputs: kernels._plain_layer_norm(*inputs, 1e-12, dtype)  # noqa: E731
+    own = lambda *inputs: kernels.layer_norm(*inputs, 1e-12, dtype=dtype, training=True)  # noqa: E731
+    return plain, own, [x, drawn(WIDTH, seed=2, dtype=dtype), drawn(WIDTH, seed=3, dtype=dtype)]
+
+
+def with_gradients(function, inputs, upstream):
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        made = function(*inputs)
+    return made, *tape.gradient(made, inputs, tf.cast(upstream, made.dtype))
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["gelu_tanh", "gelu_erf", "layer_norm"])
+def test_gradients_equal_those_of_the_plain_operations(name, dtype, traced):
+    plain, own, inputs = forms(name, drawn(2, 5, WIDTH, dtype=dtype, scale=3), dtype)
+    upstream = drawn(2, 5, WIDTH, seed=1)
+    call = tf.function(with_gradients, autograph=False) if traced else with_gradients
+    found, expected = (call(one, inputs, upstream) for one in (own, plain))
+    for ours, reference in zip(found, expected, strict=True):
+        assert ours.shape == reference.shape and ours.dtype == reference.dtype
+        bound = (2e-6 if dtype == "float32" else 1e-14) * np.abs(array(reference)).max()
+        np.testing.assert_allclose(array(ours), array(reference), atol=bound)
+
+
+@pytest.mark.parametrize("name", ["gelu_tanh", "gelu_erf", "layer_norm"])
+def test_in_bfloat16_only_the_results_of_a_gradient_are_rounded(name):
+    x, upstream = drawn(64, WIDTH, dtype="bfloat16"), drawn(64, WIDTH, seed=1, dtype="bfloat16")
+    plain, own, inputs = forms(name, x, "float32")
+    found = with_gradients(own, inputs, upstream)
+    expected = with_gradients(plain, [tf.cast(one, "float32") for one in inputs], upstream)
+    for ours, reference in zip(found, expected, strict=True):
+        error = np.abs(array(tf.cast(ours, "float32")) - array(reference)).max()
+        assert error <= 2**-7 * np.abs(array(reference)).max()
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_the_gradient_of_a_bias_in_bfloat16_counts_every_row(traced):
+    """TensorFlow's own adds up in bfloat16 on a CPU: a sum of ones stops at 256."""
+    x, bias = tf.zeros([3000, WIDTH], "bfloat16"), tf.zeros([WIDTH], "bfloat16")
+
+    def gradient(x, bias):
+        with tf.GradientTape() as tape:
+            tape.watch(bias)
+            made = kernels.add_bias(x, bias, training=True)
+        return tape.gradient(made, bias, tf.ones_like(made))
+
+    found = (tf.function(gradient, autograph=False) if traced else gradient)(x, bias)
+    np.testing.assert_allclose(array(tf.cast(found, "float32")), 3000, rtol=2**-7)
+
+
+def test_the_gradients_of_an_encoder_in_bfloat16_are_near_float32():
+    """With thousands of tokens: a gradient that is summed in bfloat16 is wrong for many rows alone."""
+    config = parity.small(hidden_dropout=0.0, attention_dropout=0.0)
+    features = parity.random_features(config, seed=5, batch=128, length=16)
+    found = {}
+    for policy in ("float32", "mixed_bfloat16"):
+        encoder = BertEncoder(config, outputs=[SEQUENCE_OUTPUT], dtype=policy)
+        for weight, values in zip(encoder.weights, found.get("weights", ()), strict=False):
+            weight.assign(values)
+        found.setdefault("weights", encoder.get_weights())
+        upstream = drawn(128, 16, config.hidden_size, seed=7) + 0.2
+        with tf.GradientTape() as tape:
+            made = tf.cast(encoder(features, training=True)[SEQUENCE_OUTPUT], "float32")
+            loss = tf.reduce_sum(made * upstream)
+        made = tape.gradient(loss, encoder.trainable_variables)
+        found[policy] = [array(tf.convert_to_tensor(one)) for one in made]
+    paths = [one.path for one in encoder.trainable_variables]
+    whole = np.sqrt(sum(np.sum(one**2) for one in found["float32"]))
+    for path, narrow, wide in zip(paths, found["mixed_bfloat16"], found["float32"], strict=True):
+        if (size := np.linalg.norm(wide)) > 1e-3 * whole:  # that of a key's bias is 0
+            assert np.linalg.norm(narrow - wide) < 0.05 * size, path
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_gradients_of_a_graph_have_ranks(policy):
+    """Sums over micro-batches, and most of Keras' optimizers, need them."""
+    encoder = BertEncoder(parity.small(), outputs=[SEQUENCE_OUTPUT], dtype=policy)
+
+    @tf.function(autograph=False)
+    def ranks(features):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(encoder(features, training=True)[SEQUENCE_OUTPUT])
+        made = tape.gradient(loss, encoder.trainable_variables)
+        return [tf.constant(tf.convert_to_tensor(one).shape.rank or 0) for one in made]
+
+    found = [int(one) for one in ranks(parity.random_features(parity.small(), seed=5, batch=2, length=4))]
+    assert found == [len(one.shape) for one in encoder.trainable_variables]
+
+
+def test_xla_compiles_the_gradients():
+    inputs = [drawn(6, WIDTH), drawn(WIDTH, seed=2), drawn(WIDTH, seed=3)]
+
+    def step(x, gamma, beta):
+        normed = kernels.layer_norm(x, gamma, beta, 1e-12, dtype="float32", training=True)
+        active = kernels.gelu_erf(kernels.gelu_tanh(normed, training=True), training=True)
+        return kernels._traced(kernels._add_bias, active, beta)
+
+    plain, compiled = (
+        tf.function(with_gradients, autograph=False, jit_compile=compiles)(
+            step, inputs, drawn(6, WIDTH, seed=1)
+        )
+        for compiles in (False, True)
+    )
+    for found, expected in zip(compiled, plain, strict=True):
+        np.testing.assert_allclose(array(found), array(expected), atol=1e-5)

@@ -4,21 +4,17 @@ import dataclasses
 
 import keras
 import numpy as np
+import parity
 import pytest
 
 import bert_keras as bk
 from bert_keras.errors import BertKerasError
-from bert_keras.model.layer_choices import LAYERS
+from bert_keras.model.choices import LAYERS
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
-CONFIG = bk.BertConfig(
-    vocab_size=20, hidden_size=8, num_layers=4, num_heads=2, intermediate_size=16, max_positions=8
-)
-FEATURES = {
-    "input_word_ids": np.array([[2, 5, 6, 3, 0], [2, 7, 3, 0, 0]], np.int32),
-    "input_mask": np.array([[1, 1, 1, 1, 0], [1, 1, 1, 0, 0]], np.int32),
-    "input_type_ids": np.zeros((2, 5), np.int32),
-}
+CONFIG = parity.small(num_layers=4)
+FEATURES = parity.random_features(CONFIG, seed=1, batch=2, length=5)
+FEATURES["input_mask"] = np.array([[1, 1, 1, 1, 0], [1, 1, 1, 0, 0]], np.int32)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from bert_keras import checkpoints
 from bert_keras.cli import main as cli
 from bert_keras.config import BertConfig
 from bert_keras.io.paths import for_tensorflow
-from bert_keras.model.hub_layer import HubLayer
+from bert_keras.model.tensorflow_layers import HubLayer
 from bert_keras.savedmodels.server.served import load
 from bert_keras.savedmodels.verify import ask
 from bert_keras.tasks.pretraining.corpus import Corpus

@@ -8,11 +8,12 @@ import numpy as np
 import pretrainings
 import pytest
 import tensorflow as tf
-from runs import run_command, texts, write_checkpoint, write_data
+from runs import run_command, write_checkpoint, write_data
+from string_tasks import BILSTM, NAMES, TASKS, TEXTS
 
 import bert_keras as bk
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.model import precision
+from bert_keras.model import choices
 from bert_keras.model.layers import wide
 from bert_keras.tasks.finetuning.finetune import finetune, plan_finetuning
 from bert_keras.tasks.frozen.extract_file import extract_file
@@ -23,10 +24,6 @@ from bert_keras.tasks.runs.run_card import measures_of
 from bert_keras.tasks.runs.run_folder import load_run, open_task
 from bert_keras.tasks.training.task_model import encoder_of
 
-NAMES = ["bad", "good"]
-TEXTS = texts(16, seed=0)
-LABELS = ["good" if "good" in text or "warm" in text else "bad" for text in TEXTS]
-BILSTM = {"feature_layers": "0,1", "lstm_layers": 1, "lstm_units": 8, "lstm_dropout": 0.0}
 NO_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
 # The largest difference of logits from float32, relative to the larger of 1 and their own size: 20 roundings of 2^-8.
 NEAR = 0.08
@@ -43,30 +40,6 @@ def data(tmp_path_factory):
     return write_data(tmp_path_factory.mktemp("precision") / "data", "sst2")
 
 
-CASES = {
-    "class": (lambda ckpt, **kw: bk.classifier(ckpt, NAMES, **kw), TEXTS, LABELS),
-    "concat": (lambda ckpt, **kw: bk.classifier(ckpt, NAMES, pooling="concat", **kw), TEXTS, LABELS),
-    "score": (bk.regressor, TEXTS, np.linspace(-1, 1, 16)),
-    "answers": (
-        lambda ckpt, **kw: bk.question_answerer(ckpt, doc_stride=16, max_query_length=8, **kw),
-        {"question": ["the film"] * 4, "context": ["the plot is good and the film very dull " * 3] * 4},
-        [{"text": "very dull", "answer_start": 30}] * 4,
-    ),
-    "tags": (
-        lambda ckpt, **kw: bk.tagger(ckpt, ["PER"], **kw),
-        [["the", "actor", "is", "good"], ["bad", "plot"]] * 4,
-        [["O", "B-PER", "O", "O"], ["O", "O"]] * 4,
-    ),
-    "endings": (
-        lambda ckpt, **kw: bk.chooser(ckpt, 2, **kw),
-        {"context": ["the film"] * 8, "endings": [["is good", "is bad"]] * 8},
-        [1, 0] * 4,
-    ),
-    "masks": (bk.masked_lm, ["the film is [MASK]", "a [MASK] plot"] * 4, ["good", "dull"] * 4),
-    "features": (lambda ckpt, **kw: bk.classifier(ckpt, NAMES, **BILSTM, **kw), TEXTS, LABELS),
-}
-
-
 def logits_of(model, x):
     """The logits of a problem's model, before and without decoding."""
     return [np.asarray(one) for one in tf.nest.flatten(model(x))]
@@ -74,9 +47,9 @@ def logits_of(model, x):
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:the checkpoint has no masked_lm head")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", TASKS)
 def test_every_problem_trains_two_steps_in_bfloat16_near_float32(case, checkpoint):
-    make, x, y = CASES[case]
+    make, x, y = TASKS[case]
     found = {}
     policies = ["float32", "mixed_bfloat16", *(["mixed_float16"] if case == "class" else [])]
     for policy in policies:
@@ -103,7 +76,7 @@ def test_a_pretraining_in_bfloat16_is_near_float32(case, tmp_path):
     changes |= {"steps": 4, "log_every": 2, "eval_every": 2, "batch_size": 4, **NO_DROPOUT}
     runs = {
         name: pretrainings.train(tmp_path / name, recipe, changes=changes | {"precision": name}, held_out=0.2)
-        for name in precision.PRECISIONS[: 3 if case == "bert" else 2]
+        for name in choices.PRECISIONS[: 3 if case == "bert" else 2]
     }
     losses = {name: run["measures"]["held_out_masked_lm_loss"] for name, run in runs.items()}
     assert len({*losses.values()}) == len(losses)
@@ -113,6 +86,11 @@ def test_a_pretraining_in_bfloat16_is_near_float32(case, tmp_path):
 def plan(checkpoint, data, **hparams):
     task = open_task("sst2", data)
     return plan_finetuning(task, checkpoint=checkpoint, hparams=Hparams(**HPARAMS | hparams))
+
+
+def train(checkpoint, data, output, **hparams):
+    how = {"hparams": Hparams(**HPARAMS | hparams), "verbose": 0, "log": lambda line: None}
+    return finetune(open_task("sst2", data), checkpoint=checkpoint, output=output, save_every=1, **how)
 
 
 def test_the_precision_decides_a_run(checkpoint, data):
@@ -125,37 +103,17 @@ def test_the_precision_decides_a_run(checkpoint, data):
 
 @pytest.mark.long
 def test_a_run_of_another_precision_is_not_resumed(checkpoint, data, tmp_path):
-    def train(name, save_every=1):
-        task = open_task("sst2", data)
-        hparams = Hparams(**HPARAMS, precision=name)
-        return finetune(
-            task,
-            checkpoint=checkpoint,
-            output=tmp_path / "run",
-            hparams=hparams,
-            save_every=save_every,
-            verbose=0,
-            log=lambda line: None,
-        )
-
-    results = train("bfloat16")
+    results = train(checkpoint, data, tmp_path / "run", precision="bfloat16")
     assert results["hparams"]["precision"] == "bfloat16"
     (tmp_path / "run" / "results.json").unlink()  # as if it were unfinished
     with pytest.raises(BertKerasError, match='another precision: "bfloat16", not "float32"'):
-        train("float32")
+        train(checkpoint, data, tmp_path / "run", precision="float32")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("options", [{"unfreeze": "gradual"}, {"micro_batch": 3}, {"lora_rank": 2}, BILSTM])
 def test_float16_scales_the_loss_with_every_form_of_training(options, checkpoint, data, tmp_path):
-    results = finetune(
-        open_task("sst2", data),
-        checkpoint=checkpoint,
-        output=tmp_path / "run",
-        hparams=Hparams(**HPARAMS, precision="float16", **options),
-        verbose=0,
-        log=lambda line: None,
-    )
+    results = train(checkpoint, data, tmp_path / "run", precision="float16", **options)
     assert np.isfinite(results["history"][0]["loss"])
 
 
@@ -172,14 +130,7 @@ def test_bfloat16_trains_in_micro_batches_and_with_keras_optimizers(options, che
 @pytest.fixture(scope="module")
 def trained(checkpoint, data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("precision") / "run"
-    finetune(
-        open_task("sst2", data),
-        checkpoint=checkpoint,
-        output=folder,
-        hparams=Hparams(**HPARAMS),
-        verbose=0,
-        log=lambda line: None,
-    )
+    train(checkpoint, data, folder)
     return folder
 
 
@@ -240,19 +191,17 @@ def test_evaluate_predict_and_features_take_a_precision(trained, checkpoint, dat
     assert 0 <= json.loads(out)["validation"]["accuracy"] <= 1
     lines = tmp_path / "lines.txt"
     lines.write_text("\n".join(TEXTS))
-    answers = {}
+    answers, vectors = {}, {}
     for name in ("float32", "bfloat16"):
         code, out, err = run_command(
             capfd, "predict", "--run", trained, "--input", lines, "--precision", name
         )
         assert code == 0, err
         answers[name] = np.array([json.loads(line)["probabilities"] for line in out.splitlines()])
-    assert 0 < np.abs(answers["bfloat16"] - answers["float32"]).max() <= 0.02
-    vectors = {}
-    for name in ("float32", "bfloat16"):
         extract_file(lines, tmp_path / name, checkpoint=checkpoint, seq_length=40, precision=name)
         rows = [json.loads(line)["vectors"] for line in (tmp_path / name).read_text().splitlines()]
         vectors[name] = np.concatenate(rows)
+    assert 0 < np.abs(answers["bfloat16"] - answers["float32"]).max() <= 0.02
     assert 0 < np.abs(vectors["bfloat16"] - vectors["float32"]).max() <= 0.1
 
 
@@ -260,14 +209,11 @@ def test_a_feature_cache_of_another_precision_is_refused(checkpoint, tmp_path):
     lines = tmp_path / "lines.txt"
     lines.write_text("\n".join(TEXTS))
 
-    class Killed(Exception):
-        pass
-
     def stop(done):
-        raise Killed
+        raise KeyboardInterrupt
 
     options = {"checkpoint": checkpoint, "seq_length": 40, "shard_examples": 4}
-    with pytest.raises(Killed):
+    with pytest.raises(KeyboardInterrupt):
         extract_file(lines, tmp_path / "out", precision="bfloat16", progress=stop, **options)
     with pytest.raises(BertKerasError, match="made with another"):
         extract_file(lines, tmp_path / "out", **options)
@@ -292,6 +238,19 @@ def test_sums_and_logits_are_float32_or_wider(given, expected):
     assert wide(given) == expected
 
 
+@pytest.fixture
+def processor(tmp_path, monkeypatch):
+    """A function that makes the text of /proc/cpuinfo, None for no such file, that of this machine."""
+
+    def pretend(info, machine="x86_64"):
+        if info is not None:
+            (tmp_path / "cpuinfo").write_text(info)
+        monkeypatch.setattr(choices, "CPU_INFO", tmp_path / "cpuinfo")
+        monkeypatch.setattr(choices.platform, "machine", lambda: machine)
+
+    return pretend
+
+
 @pytest.mark.parametrize(
     ("info", "machine", "expected"),
     [
@@ -304,35 +263,27 @@ def test_sums_and_logits_are_float32_or_wider(given, expected):
         ("flags\t\t: fpu\n", "riscv64", None),
     ],
 )
-def test_the_processor_is_asked_for_bfloat16(info, machine, expected, tmp_path, monkeypatch):
-    file = tmp_path / "cpuinfo"
-    if info is not None:
-        file.write_text(info)
-    monkeypatch.setattr(precision, "CPU_INFO", file)
-    monkeypatch.setattr(precision.platform, "machine", lambda: machine)
-    assert precision.is_fast("bfloat16") is expected
-    assert precision.is_fast("float32") is True
-    lines = precision.slowness("bfloat16", accelerated=False)
+def test_the_processor_is_asked_for_bfloat16(info, machine, expected, processor):
+    processor(info, machine)
+    assert choices.is_fast("bfloat16") is expected
+    assert choices.is_fast("float32") is True
+    lines = choices.slowness("bfloat16", accelerated=False)
     assert len(lines) == (expected is False) and all("bfloat16" in line for line in lines)
-    assert not precision.slowness("bfloat16", accelerated=True)
+    assert not choices.slowness("bfloat16", accelerated=True)
 
 
-def test_a_plan_warns_of_a_slow_format(checkpoint, data, tmp_path, monkeypatch):
-    (tmp_path / "cpuinfo").write_text("flags : fpu\n")
-    monkeypatch.setattr(precision, "CPU_INFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(precision.platform, "machine", lambda: "x86_64")
+def test_a_plan_warns_of_a_slow_format(checkpoint, data, processor):
+    processor("flags : fpu\n")
     assert [line for line in plan(checkpoint, data, precision="bfloat16").lines if "warning" in line]
     assert not [line for line in plan(checkpoint, data).lines if "warning" in line]
 
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
-def test_a_keras_file_in_a_slow_format_is_warned_of(trained, data, tmp_path, monkeypatch, capfd):
+def test_a_keras_file_in_a_slow_format_is_warned_of(trained, data, tmp_path, processor, capfd):
     model = bk.load(trained, dtype="bfloat16")
     model.save(tmp_path / "model.keras")
-    (tmp_path / "cpuinfo").write_text("flags : fpu\n")
-    monkeypatch.setattr(precision, "CPU_INFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(precision.platform, "machine", lambda: "x86_64")
+    processor("flags : fpu\n")
     for flags, warned in (([], True), (["--precision", "float32"], False)):
         code, out, err = run_command(
             capfd, "evaluate", "--run", tmp_path / "model.keras", "--data", data, *flags

@@ -6,35 +6,16 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from parity import random_features, small
 
-from bert_keras.config import BertConfig
-from bert_keras.features import ENCODER_INPUTS
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.optimization.losses import GlobalMean, cross_entropy
 from bert_keras.optimization.training_model import TrainingModel
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.task import classifier_model
 
-CONFIG = BertConfig(
-    vocab_size=60,
-    hidden_size=16,
-    num_layers=3,
-    num_heads=2,
-    intermediate_size=32,
-    max_positions=16,
-    hidden_dropout=0.3,
-    attention_dropout=0.3,
-    initializer_range=0.2,
-)
-
-
-def features():
-    generator = np.random.default_rng(0)
-    ids = generator.integers(5, 60, (4, 12)).astype("int32")
-    mask = (np.arange(12) < generator.integers(3, 13, (4, 1))).astype("int32")
-    return {
-        name: tf.constant(one) for name, one in zip(ENCODER_INPUTS, (ids * mask, mask, 0 * ids), strict=True)
-    }
+CONFIG = small(num_layers=3, hidden_dropout=0.3, attention_dropout=0.3, initializer_range=0.2)
+FEATURES = random_features(CONFIG, seed=5, batch=4, length=12)
 
 
 def steps(config, outputs, *, rematerialize, graph, dtype=None):
@@ -45,7 +26,7 @@ def steps(config, outputs, *, rematerialize, graph, dtype=None):
 
     def step():
         with tf.GradientTape() as tape:
-            made = keras.tree.flatten(encoder(features(), training=True))
+            made = keras.tree.flatten(encoder(FEATURES, training=True))
             loss = tf.add_n([tf.reduce_mean(tf.cast(one, tf.float32) ** 3) for one in made])
         return loss, [tf.convert_to_tensor(one) for one in tape.gradient(loss, encoder.trainable_variables)]
 
@@ -91,7 +72,7 @@ def trained(*, rematerialize, micro_batch=None, jit_compile=False):
     model.compile(
         keras.optimizers.SGD(0.1), GlobalMean(cross_entropy), micro_batch=micro_batch, jit_compile=jit_compile
     )
-    data = tf.data.Dataset.from_tensor_slices((features(), np.arange(4) % 3)).batch(4, drop_remainder=True)
+    data = tf.data.Dataset.from_tensor_slices((FEATURES, np.arange(4) % 3)).batch(4, drop_remainder=True)
     history = model.fit(data, epochs=3, verbose=0, shuffle=False).history["loss"]
     return model.get_weights(), history
 

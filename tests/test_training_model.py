@@ -1,12 +1,9 @@
 """Losses and labels that micro-batches cannot take, and `.keras` files of a compiled TrainingModel."""
 
-import subprocess
-import sys
-
+import forked
 import keras
 import numpy as np
 import pytest
-import runs
 import tensorflow as tf
 from parity import array
 
@@ -17,7 +14,7 @@ from bert_keras.model.encoder import BertEncoder, encoder_inputs
 from bert_keras.model.heads import ClassifierHead
 from bert_keras.optimization.losses import GlobalMean, cross_entropy, squared_error
 from bert_keras.optimization.optimizers import AdamW
-from bert_keras.optimization.replicas import check_order
+from bert_keras.optimization.replicas import check_order, prepared
 from bert_keras.optimization.training_model import TrainingModel
 
 pytestmark = pytest.mark.filterwarnings(
@@ -71,21 +68,16 @@ def test_columns_in_micro_batches(labels, weights):
     assert_equal(parts, wanted)
 
 
-def masked_model() -> TrainingModel:
-    """Three steps of numbers; a row of -1 is padding."""
-    keras.utils.set_random_seed(1)
-    x = keras.Input((3, 2))
-    made = keras.layers.Dense(4)(keras.layers.Masking(-1.0)(x))
-    return TrainingModel(x, made)
-
-
+# Three tokens of two numbers; a token of -1 is padding.
 MASK = np.array([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 0, 0], [1, 1, 0]], bool)
 TOKENS = np.where(MASK[..., None], np.random.default_rng(1).normal(size=(6, 3, 2)), -1).astype("float32")
 TAGS = np.random.default_rng(2).integers(0, 4, (6, 3))
 
 
 def masked_steps(micro_batch, weights):
-    made = masked_model()
+    keras.utils.set_random_seed(1)
+    x = keras.Input((3, 2))
+    made = TrainingModel(x, keras.layers.Dense(4)(keras.layers.Masking(-1.0)(x)))
     made.compile(keras.optimizers.SGD(0.5), GlobalMean(cross_entropy), micro_batch=micro_batch)
     logs = made.fit(TOKENS, TAGS, batch_size=6, verbose=0, sample_weight=weights).history["loss"]
     return [np.array(logs), *made.get_weights()]
@@ -110,23 +102,18 @@ def test_masked_outputs_in_micro_batches_need_weights_of_labels():
 
 def test_outputs_without_a_loss_and_weights_for_all_outputs():
     weights = np.linspace(0.5, 2, 6).astype("float32")
-    for losses in ([GlobalMean(cross_entropy), None], [GlobalMean(cross_entropy), GlobalMean(cross_entropy)]):
+    for losses in ([GlobalMean(cross_entropy), None], means(2)):
         whole, parts = (
             steps(model(3, 3), [Y, Y[::-1].copy()], size, losses, sample_weight=weights) for size in (None, 4)
         )
         assert_equal(parts, whole)
 
 
-def two_outputs() -> TrainingModel:
-    """Outputs whose order is not that of their names."""
+def logs_and_weights(losses, labels, micro_batch):
+    """The logs of two epochs of two batches, of two outputs whose order is not that of their names."""
     keras.utils.set_random_seed(1)
     x = keras.Input((3,))
-    return TrainingModel(x, [keras.layers.Dense(3, name=name)(x) for name in ("z", "a")])
-
-
-def logs_and_weights(losses, labels, micro_batch):
-    """Of two epochs of two batches."""
-    made = two_outputs()
+    made = TrainingModel(x, [keras.layers.Dense(3, name=name)(x) for name in ("z", "a")])
     made.compile(keras.optimizers.SGD(0.5), losses, micro_batch=micro_batch, jit_compile=False)
     logs = made.fit(X, labels, batch_size=4, epochs=2, shuffle=False, verbose=0).history
     return [*map(np.array, logs.values()), *made.get_weights()], {*logs}
@@ -136,10 +123,10 @@ def logs_and_weights(losses, labels, micro_batch):
 @pytest.mark.parametrize("named_labels", [True, False])
 def test_losses_and_labels_by_name_or_in_order(named_losses, named_labels):
     """Losses, their logs and updates are those of whole batches."""
-    losses = {"z": GlobalMean(cross_entropy), "a": GlobalMean(cross_entropy)}
-    labels = {"z": Y, "a": np.array([0, 1, -100, -100, 2, -100])}
+    labels = [Y, np.array([0, 1, -100, -100, 2, -100])]
     given = [
-        one if named else [*one.values()] for one, named in ((losses, named_losses), (labels, named_labels))
+        dict(zip("za", values, strict=True)) if named else values
+        for values, named in ((means(2), named_losses), (labels, named_labels))
     ]
     whole, names = logs_and_weights(*given, None)
     assert names == {"loss", "z_loss", "a_loss"}
@@ -147,23 +134,53 @@ def test_losses_and_labels_by_name_or_in_order(named_losses, named_labels):
     assert_equal(logs_and_weights(*given, 3)[0], whole)
 
 
+def means(count: int) -> list[GlobalMean]:
+    return [GlobalMean(cross_entropy) for _ in range(count)]
+
+
 @pytest.mark.parametrize(
-    ("losses", "labels"),
-    [(GlobalMean(cross_entropy), 2), ([GlobalMean(cross_entropy), GlobalMean(cross_entropy)], 1)],
-    ids=["one loss for two outputs", "labels for one of two losses"],
+    ("losses", "labels", "weights", "message"),
+    [
+        (GlobalMean(cross_entropy), 2, None, "with 1 GlobalMeans and 2 labels"),
+        (means(2), 1, None, "with 2 GlobalMeans and 1 labels"),
+        (means(2), 2, [X[:, 0]], "with 2 GlobalMeans and 1 weights"),
+    ],
+    ids=["one loss for two outputs", "labels for one of two losses", "weights for one of two losses"],
 )
-def test_losses_without_labels_of_their_own_are_refused(losses, labels):
+def test_losses_without_labels_or_weights_of_their_own_are_refused(losses, labels, weights, message):
     made = model(3, 3)
     made.compile("sgd", losses, micro_batch=2)
-    with pytest.raises(BertKerasError, match=f"{labels} labels"):
-        [*made.loss_terms([Y] * labels, None)]
+    with pytest.raises(BertKerasError, match=message):
+        [*made.loss_terms([Y] * labels, weights)]
 
 
-def test_weights_for_some_losses_are_refused():
+ACCUMULATING = keras.optimizers.Adam(gradient_accumulation_steps=2)
+ACCUMULATION = "gradient_accumulation_steps.*micro-batch"
+ONE = GlobalMean(cross_entropy)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "losses", "micro_batch", "message"),
+    [
+        (ACCUMULATING, ONE, None, ACCUMULATION),
+        (keras.optimizers.LossScaleOptimizer(ACCUMULATING), ONE, None, ACCUMULATION),
+        ("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), 2, "GlobalMean"),
+        ("adam", ONE, 0, "micro_batch is 0; give at least 1 row"),
+        ("adam", ONE, -1, "micro_batch is -1; give at least 1 row"),
+        ("adam", [ONE, ONE], 2, "one GlobalMean object"),  # each output has a weight of its own
+    ],
+)
+def test_steps_that_cannot_accumulate_are_refused(optimizer, losses, micro_batch, message):
+    made = model(3, 3) if isinstance(losses, list) else model(3)
+    with pytest.raises(BertKerasError, match=message):
+        made.compile(optimizer, losses, micro_batch=micro_batch)
+
+
+def test_micro_batches_are_not_compiled():
+    """XLA needs batches of one size."""
     made = model(3, 3)
-    made.compile("sgd", [GlobalMean(cross_entropy), GlobalMean(cross_entropy)], micro_batch=2)
-    with pytest.raises(BertKerasError, match="1 weights"):
-        [*made.loss_terms([Y, Y], [X[:, 0]])]
+    made.compile("adam", means(2), micro_batch=2)
+    assert made.jit_compile is False
 
 
 @pytest.mark.parametrize("run_eagerly", [False, True])
@@ -173,18 +190,12 @@ def test_executions_that_do_not_divide_the_steps(executed, run_eagerly):
     found = []
     for count in (1, executed):
         made = model(1)
-        made.compile(
-            keras.optimizers.SGD(0.1),
-            "mse",
-            steps_per_execution=count,
-            run_eagerly=run_eagerly,
-            jit_compile=False,
-        )
+        how = {"steps_per_execution": count, "run_eagerly": run_eagerly, "jit_compile": False}
+        made.compile(keras.optimizers.SGD(0.1), "mse", **how)
         logs = made.fit(X, Y, batch_size=2, epochs=2, shuffle=False, verbose=0).history["loss"]
         assert made.optimizer.iterations == 6
-        found.append(
-            [np.array(logs), *made.get_weights(), np.array(made.evaluate(X, Y, batch_size=2, verbose=0))]
-        )
+        measured = made.evaluate(X, Y, batch_size=2, verbose=0)
+        found.append([np.array(logs), *made.get_weights(), np.array(measured)])
     assert_equal(*found)
 
 
@@ -284,12 +295,9 @@ def test_a_saved_model_loads_compiled_and_trains_on(tmp_path):
     made.save(tmp_path / "model.keras")
     made.fit(X, Y, **how)
     np.savez(tmp_path / "data.npz", x=X, y=Y)
-    command = [sys.executable, "-W", "error::UserWarning", "-c", LOAD]
-    command += [str(tmp_path / name) for name in ("model.keras", "data.npz", "found.npz")]
-    done = subprocess.run(
-        command, env=runs.bare_environment() | {"PYTHONPATH": str(runs.ROOT)}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    (tmp_path / "load.py").write_text(LOAD)
+    done = forked.run(*(tmp_path / name for name in ("load.py", "model.keras", "data.npz", "found.npz")))
+    assert done.returncode == 0 and "UserWarning" not in done.stderr, done.stderr[-2000:]
     *weights, iterations = np.load(tmp_path / "found.npz").values()
     assert iterations == 4
     assert_equal(weights, made.get_weights())
@@ -299,10 +307,9 @@ def test_the_loss_of_float16_layers_is_scaled():
     """Keras looks at the policy of the model, which is the global one."""
     x = keras.Input((3,))
     made = TrainingModel(x, keras.layers.Dense(3, dtype="mixed_float16")(x))
-    made.compile("adam", GlobalMean(cross_entropy))
-    assert isinstance(made.optimizer, keras.optimizers.LossScaleOptimizer)
-    made.compile("adam", GlobalMean(cross_entropy), auto_scale_loss=False)
-    assert not isinstance(made.optimizer, keras.optimizers.LossScaleOptimizer)
+    for scales in (True, False):
+        made.compile("adam", GlobalMean(cross_entropy), auto_scale_loss=scales)
+        assert isinstance(made.optimizer, keras.optimizers.LossScaleOptimizer) == scales
 
 
 @pytest.mark.parametrize(("chosen", "expected"), [(None, False), (True, True), (False, False)])
@@ -315,9 +322,18 @@ def test_data_sets_are_not_autotuned_unless_asked(chosen, expected, monkeypatch)
     if chosen is not None:
         options.autotune.enabled = chosen
     data = tf.data.Dataset.from_tensors((np.zeros([2, 3], "float32"), np.zeros(2))).with_options(options)
-    inputs = keras.Input([3])
-    model = TrainingModel(inputs, keras.layers.Dense(1)(inputs))
-    model.compile("sgd", "mse")
-    for call in (model.fit, model.evaluate, model.predict):
+    made = model(1)
+    made.compile("sgd", "mse")
+    for call in (made.fit, made.evaluate, made.predict):
         call(data)
     assert [one.autotune.enabled for one in seen] == [expected] * 3
+
+
+def test_a_chosen_policy_of_shards_stays():
+    """A worker that has files of its own reads all of them."""
+    policies = tf.data.experimental.AutoShardPolicy
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = policies.OFF
+    for given, wanted in ((tf.data.Options(), policies.DATA), (options, policies.OFF)):
+        made = prepared(tf.data.Dataset.range(4).with_options(given))
+        assert made.options().experimental_distribute.auto_shard_policy == wanted

@@ -2,12 +2,12 @@
 
 import keras
 import numpy as np
+import parity
 import pytest
 import tensorflow as tf
 from runs import texts, write_checkpoint
 
 import bert_keras as bk
-from bert_keras.config import BertConfig
 from bert_keras.features import (
     ATTENTION_PROBABILITIES,
     EMBEDDING_OUTPUT,
@@ -18,14 +18,7 @@ from bert_keras.features import (
 )
 from bert_keras.model.encoder import ALL, BertEncoder
 
-SIZES = {
-    "vocab_size": 50,
-    "hidden_size": 16,
-    "num_layers": 2,
-    "num_heads": 2,
-    "intermediate_size": 32,
-    "max_positions": 12,
-}
+CONFIG = parity.GOLDEN_CONFIG
 MASKS = {
     "lengths": [[1] * 7, [1] * 2 + [0] * 5, [1] * 4 + [0] * 3],
     "no padding": [[1] * 5, [1] * 5],
@@ -53,7 +46,7 @@ def encoders(config, **arguments):
 def features(mask):
     mask = np.array(mask, "int32")
     draw = np.random.default_rng(1)
-    ids = draw.integers(1, SIZES["vocab_size"], mask.shape).astype("int32")
+    ids = draw.integers(1, CONFIG.vocab_size, mask.shape).astype("int32")
     return dict(zip(ENCODER_INPUTS, map(tf.constant, (ids, mask, (ids % 2).astype("int32"))), strict=True))
 
 
@@ -64,37 +57,32 @@ def features(mask):
     ids=["bert", "left to right", "with a BiLSTM", "ALBERT's sizes"],
 )
 def test_outputs_are_those_with_padding(mask, changes):
-    config = BertConfig(**SIZES, **changes)
+    config = parity.small(**changes)
     given, real = features(mask), np.array(mask) > 0
     rows = real[:, 0] | (not config.bilstm)  # a BiLSTM does not read padding
     if not config.bilstm:
         real |= ~real.any(axis=1, keepdims=True)
         real[:, 0] |= not config.causal  # the pooler reads it
     plain, unpadded = (
-        encoder(given) for encoder in encoders(config, outputs=(*ALL, ATTENTION_PROBABILITIES))
+        keras.tree.map_structure(np.asarray, encoder(given))
+        for encoder in encoders(config, outputs=parity.EVERY_OUTPUT)
     )
-    pairs = [(SEQUENCE_OUTPUT, plain[SEQUENCE_OUTPUT], unpadded[SEQUENCE_OUTPUT])]
-    pairs += [
-        (ENCODER_OUTPUTS, *layer)
-        for layer in zip(plain[ENCODER_OUTPUTS], unpadded[ENCODER_OUTPUTS], strict=True)
-    ]
-    for name, one, other in pairs:
-        np.testing.assert_allclose(other.numpy()[real], one.numpy()[real], atol=2e-6, err_msg=name)
     if not config.bilstm:
-        assert not unpadded[SEQUENCE_OUTPUT].numpy()[:, 1:][~real[:, 1:]].any()
+        assert not unpadded[SEQUENCE_OUTPUT][:, 1:][~real[:, 1:]].any()
     np.testing.assert_array_equal(unpadded[EMBEDDING_OUTPUT], plain[EMBEDDING_OUTPUT])
-    np.testing.assert_allclose(
-        unpadded[POOLED_OUTPUT].numpy()[rows], plain[POOLED_OUTPUT].numpy()[rows], atol=2e-6
-    )
-    for one, other in zip(plain[ATTENTION_PROBABILITIES], unpadded[ATTENTION_PROBABILITIES], strict=True):
-        np.testing.assert_allclose(
-            other.numpy().transpose(0, 2, 1, 3)[real], one.numpy().transpose(0, 2, 1, 3)[real], atol=2e-6
-        )
+    np.testing.assert_allclose(unpadded[POOLED_OUTPUT][rows], plain[POOLED_OUTPUT][rows], atol=2e-6)
+    for made in (plain, unpadded):  # [B, Q, A, S]
+        made[ATTENTION_PROBABILITIES] = [one.transpose(0, 2, 1, 3) for one in made[ATTENTION_PROBABILITIES]]
+    for name in (SEQUENCE_OUTPUT, ENCODER_OUTPUTS, ATTENTION_PROBABILITIES):
+        for one, other in zip(
+            keras.tree.flatten(plain[name]), keras.tree.flatten(unpadded[name]), strict=True
+        ):
+            np.testing.assert_allclose(other[real], one[real], atol=2e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("outputs", [ALL, (POOLED_OUTPUT,)], ids=["all", "pooled"])
 def test_a_row_does_not_depend_on_the_rows_beside_it(outputs):
-    _, encoder = encoders(BertConfig(**SIZES), outputs=outputs)
+    _, encoder = encoders(CONFIG, outputs=outputs)
     given = features([[1, 1, 1, 1], [0, 0, 0, 0], [0, 0, 1, 1]])
     together = encoder(given)[POOLED_OUTPUT]
     for row in range(3):
@@ -106,15 +94,15 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(outputs):
     "outputs", [ALL, (POOLED_OUTPUT,), (SEQUENCE_OUTPUT,)], ids=["all", "pooled", "sequence"]
 )
 def test_a_batch_without_rows(outputs):
-    _, encoder = encoders(BertConfig(**SIZES), outputs=outputs)
+    _, encoder = encoders(CONFIG, outputs=outputs)
     found = encoder({name: tf.zeros([0, 5], tf.int32) for name in ENCODER_INPUTS})[outputs[0]]
-    assert found.shape[0] == 0 and found.shape[-1] == SIZES["hidden_size"]
+    assert found.shape[0] == 0 and found.shape[-1] == CONFIG.hidden_size
 
 
 @pytest.mark.parametrize("rematerialize", [False, True], ids=["", "rematerialized"])
 @pytest.mark.parametrize("outputs", [(POOLED_OUTPUT,), (SEQUENCE_OUTPUT,)], ids=["pooled", "sequence"])
 def test_gradients_are_those_with_padding(outputs, rematerialize):
-    config = BertConfig(**SIZES, hidden_dropout=0.0, attention_dropout=0.0)
+    config = parity.small(hidden_dropout=0.0, attention_dropout=0.0)
     given = features(MASKS["lengths"])
     real = tf.cast(given["input_mask"], tf.float32)
 
@@ -140,12 +128,12 @@ def test_gradients_are_those_with_padding(outputs, rematerialize):
 
 
 def test_products_have_the_rows_of_real_tokens():
-    (_, encoder), rows = encoders(BertConfig(**SIZES), outputs=(SEQUENCE_OUTPUT,)), []
+    (_, encoder), rows = encoders(CONFIG, outputs=(SEQUENCE_OUTPUT,)), []
     for block in encoder.blocks:
         call = block.feed_forward.call
         block.feed_forward.call = lambda x, call=call, **how: rows.append(x.shape[0]) or call(x, **how)
     encoder(features(MASKS["lengths"]))
-    assert rows == [7 + 2 + 4] * SIZES["num_layers"]
+    assert rows == [7 + 2 + 4] * CONFIG.num_layers
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +143,7 @@ def checkpoint(tmp_path_factory):
 
 def test_models_of_tasks_leave_out_padding_unless_xla_compiles_them(checkpoint):
     model = bk.classifier(checkpoint, ["bad", "good"])
-    (encoder,) = (layer for layer in model.network.layers if isinstance(layer, BertEncoder))
+    encoder = model.encoder
     assert encoder.unpadded and not encoder.supports_jit
     given = texts(8, seed=0)
     before = model.predict(given, batch_size=8)["probabilities"]
@@ -180,6 +168,4 @@ def test_a_loaded_model_leaves_out_padding_as_the_saved_one(jit_compile, checkpo
 
 def test_a_tpu_gets_rows_of_one_size(checkpoint, monkeypatch):
     monkeypatch.setattr(tf.distribute, "get_strategy", lambda: object.__new__(tf.distribute.TPUStrategy))
-    model = bk.classifier(checkpoint, ["bad", "good"])
-    (encoder,) = (layer for layer in model.network.layers if isinstance(layer, BertEncoder))
-    assert not encoder.unpadded
+    assert not bk.classifier(checkpoint, ["bad", "good"]).encoder.unpadded

@@ -109,7 +109,7 @@ def finetune(case: Case, folder: pathlib.Path) -> Prepared:
     """`fit` on ready features, or on sentences that `Dataset.map` tokenizes."""
     import tensorflow as tf
 
-    from bert_keras.model.precision import training_policy
+    from bert_keras.model.choices import training_policy
 
     model = _compiled(_classifier(folder / case.size, training_policy(case.precision)))
     if case.texts:
@@ -140,7 +140,7 @@ def pretrain(case: Case, folder: pathlib.Path) -> Prepared:
     import tensorflow as tf
 
     from bert_keras import checkpoints
-    from bert_keras.model.precision import training_policy
+    from bert_keras.model.choices import training_policy
 
     policy = training_policy(case.precision)
     backbone = keras_hub.models.BertBackbone.from_preset(_preset(folder / case.size), dtype=policy)

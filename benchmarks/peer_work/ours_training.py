@@ -40,7 +40,7 @@ def finetune(case: Case, folder: pathlib.Path, *, padded: bool = False, xla: boo
     import tensorflow as tf
 
     from bert_keras import checkpoints
-    from bert_keras.model.precision import training_policy
+    from bert_keras.model.choices import training_policy
     from bert_keras.optimization.replicas import without_autotuning
     from bert_keras.tasks.batches import dataset
     from bert_keras.tasks.problems.classification import TextClassification
@@ -81,7 +81,7 @@ def pretrain(case: Case, folder: pathlib.Path, *, padded: bool = False, xla: boo
     import tensorflow as tf
 
     from bert_keras import BertEncoder, MaskedLM, Pieces, Pretrainer, SentencePair, checkpoints
-    from bert_keras.model.precision import training_policy
+    from bert_keras.model.choices import training_policy
 
     checkpoint = checkpoints.read(folder / case.size)
     encoder = BertEncoder(

@@ -26,18 +26,23 @@ from bert_keras.features import (
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
-from bert_keras.model.layers import (
+from bert_keras.model.kernels import (
     ACTIVATIONS,
+    RealTokens,
+    drop_padding,
+    on_tensorflow,
+    real_tokens,
+    restore_padding,
+)
+from bert_keras.model.layers import (
     LORA_TARGETS,
     MASKED_SCORE,
     BiLSTM,
     Block,
     Dense,
     Embeddings,
-    from_state_config,
-    state_config,
+    FromBertConfig,
 )
-from bert_keras.model.unpadding import RealTokens, drop_padding, real_tokens, restore_padding
 
 ALL = (SEQUENCE_OUTPUT, POOLED_OUTPUT, ENCODER_OUTPUTS, EMBEDDING_OUTPUT)
 _KNOWN = (*ALL, ATTENTION_PROBABILITIES)
@@ -64,6 +69,11 @@ def gather_positions(states: Any, positions: Any) -> Any:
     return ops.take(ops.reshape(states, (-1, width)), starts + ops.cast(positions, "int32"), axis=0)
 
 
+def _check_backend(setting: str, wanted: bool) -> None:
+    if wanted and not on_tensorflow():
+        raise BertKerasError(f"{setting} needs the backend tensorflow; this is {keras.backend.backend()}.")
+
+
 def _padded(states: Any, tokens: RealTokens | None, mask: Any) -> Any:
     """States with padding, float [B, S, H], as they are without `tokens`; with them, from [N, H], with zeros at padding."""
     if tokens is None:
@@ -73,7 +83,7 @@ def _padded(states: Any, tokens: RealTokens | None, mask: Any) -> Any:
 
 
 @keras.saving.register_keras_serializable("bert_keras")
-class BertEncoder(keras.Model):
+class BertEncoder(FromBertConfig, keras.Model):
     """BERT's encoder with its pooler (Devlin et al. 2019, sec. 3; google-research/bert modeling.py BertModel).
 
     config: BertConfig
@@ -107,8 +117,7 @@ class BertEncoder(keras.Model):
                 f"outputs {unknown or list(outputs)} given; wanted one or more of {', '.join(_KNOWN)}."
             )
         self.config = config
-        self._rematerialize = False
-        self._unpadded = False
+        self._rematerialize = self._unpadded = False
         self.outputs_wanted = tuple(outputs)
         self.embeddings = Embeddings(config, shared=embeddings, dtype=dtype)
         self.blocks = [
@@ -123,10 +132,8 @@ class BertEncoder(keras.Model):
     def build(self, input_shape: Any = None) -> None:
         """Makes every variable; the config knows all shapes."""
         self.embeddings.build()
-        for block in self.blocks:
-            block.build((None, None, self.config.hidden_size))
-        if self.bilstm is not None:
-            self.bilstm.build((None, None, self.config.hidden_size))
+        for part in self.parts[1:-1]:
+            part.build((None, None, self.config.hidden_size))
         self.pooler.build((None, self.config.hidden_size))
         self.built = True
 
@@ -176,7 +183,6 @@ class BertEncoder(keras.Model):
         return {name: masks[name] for name in self.outputs_wanted}
 
     def call(self, features: Mapping[str, Any], training: bool = False) -> dict[str, Any]:
-        """Features -> the outputs asked for, by name."""
         word_ids, mask, type_ids = (ops.cast(features[name], DTYPE) for name in ENCODER_INPUTS)
         self._check_length(word_ids.shape[1])
         position = pooled_position(mask, causal=self.config.causal)
@@ -196,8 +202,12 @@ class BertEncoder(keras.Model):
                 # No other position is read after the last block.
                 queries = self._asked(states, asked, tokens, mask)
                 queries_mask = self._scores_mask(mask, asked)
-            block = self.blocks[0 if self.config.share_layers else i]
-            states, probabilities = self._run_block(block, queries, states, queries_mask, training, tokens)
+            block, given = self.blocks[0 if self.config.share_layers else i], (queries, states, queries_mask)
+            if training and self.rematerialize:
+                wanted = ATTENTION_PROBABILITIES in self.outputs_wanted
+                states, probabilities = rematerialized(block, *given, tokens=tokens, probabilities=wanted)
+            else:
+                states, probabilities = block(*given, training=training, tokens=tokens)
             if ENCODER_OUTPUTS in self.outputs_wanted:
                 results[ENCODER_OUTPUTS].append(_padded(states, tokens, mask))
             if ATTENTION_PROBABILITIES in self.outputs_wanted:
@@ -239,12 +249,8 @@ class BertEncoder(keras.Model):
     @property
     def takes_output_positions(self) -> bool:
         """True where the encoder accepts the feature `output_positions`; a `call` of a user's own may need all positions."""
-        of_this_class = type(self).call is BertEncoder.call
-        return (
-            of_this_class
-            and self.bilstm is None
-            and {*self.outputs_wanted} <= {SEQUENCE_OUTPUT, POOLED_OUTPUT}
-        )
+        others = {*self.outputs_wanted} - {SEQUENCE_OUTPUT, POOLED_OUTPUT}
+        return type(self).call is BertEncoder.call and self.bilstm is None and not others
 
     def _asked(self, states: Any, positions: Any, tokens: RealTokens | None, mask: Any) -> Any:
         """The states of some positions of each sequence: float [B, P, H]. positions: int32 [B, P]."""
@@ -253,20 +259,6 @@ class BertEncoder(keras.Model):
         batch, length = ops.shape(mask)
         places = ops.expand_dims(ops.arange(batch, dtype="int32") * length, -1) + positions
         return ops.take(states, ops.take(tokens.rows, places), axis=0)
-
-    def _run_block(
-        self,
-        block: Block,
-        queries: Any,
-        states: Any,
-        scores_mask: Any,
-        training: bool,
-        tokens: RealTokens | None,
-    ) -> tuple[Any, Any]:
-        if not (training and self.rematerialize):
-            return block(queries, states, scores_mask, training=training, tokens=tokens)
-        wanted = ATTENTION_PROBABILITIES in self.outputs_wanted
-        return rematerialized(block, queries, states, scores_mask, tokens=tokens, probabilities=wanted)
 
     @property
     def unpadded(self) -> bool:
@@ -281,8 +273,7 @@ class BertEncoder(keras.Model):
 
     @unpadded.setter
     def unpadded(self, value: bool) -> None:
-        if value and keras.backend.backend() != "tensorflow":
-            raise BertKerasError(f"unpadded needs the backend tensorflow; this is {keras.backend.backend()}.")
+        _check_backend("unpadded", value)
         self._unpadded = value
         self.supports_jit = not value
 
@@ -297,27 +288,21 @@ class BertEncoder(keras.Model):
 
     @rematerialize.setter
     def rematerialize(self, value: bool) -> None:
-        if value and keras.backend.backend() != "tensorflow":
-            raise BertKerasError(
-                f"rematerialize needs the backend tensorflow; this is {keras.backend.backend()}."
-            )
+        _check_backend("rematerialize", value)
         self._rematerialize = value
 
-    def _padding_mask(self, mask: Any) -> Any:
-        """Int32 [B, S] -> float [B, 1, 1, S], to be added to attention scores."""
-        return (1.0 - ops.cast(mask[:, None, None, :], self.compute_dtype)) * MASKED_SCORE
-
     def _scores_mask(self, mask: Any, positions: Any = None) -> Any:
-        """Int32 [B, S] -> float [B, 1, 1, S], or [B, 1, Q, S] where attention is causal.
+        """Int32 [B, S] -> float [B, 1, 1, S], or [B, 1, Q, S] where attention is causal, to be added to attention scores.
 
         positions: int32 [B, Q], of the queries; all unless given
         """
-        if not self.config.causal:
-            return self._padding_mask(mask)
-        places = ops.arange(ops.shape(mask)[1], dtype="int32")
-        asked = places[None] if positions is None else positions
-        seen = places <= asked[:, None, :, None]
-        return (1.0 - ops.cast(seen & (mask[:, None, None, :] > 0), self.compute_dtype)) * MASKED_SCORE
+        read = mask[:, None, None, :]
+        if self.config.causal:
+            places = ops.arange(ops.shape(mask)[1], dtype="int32")
+            asked = places[None] if positions is None else positions
+            seen = places <= asked[:, None, :, None]
+            read = seen & (read > 0)
+        return (1.0 - ops.cast(read, self.compute_dtype)) * MASKED_SCORE
 
     def _check_length(self, length: int | None) -> None:
         if length is not None and length > self.config.max_length:
@@ -330,41 +315,26 @@ class BertEncoder(keras.Model):
         """Shapes without running, so that `keras.Input` with an unknown length works on any backend."""
         batch, length = features[INPUT_WORD_IDS].shape
         self._check_length(length)
-        config = self.config
-        sequence, weights = (batch, length, config.hidden_size), (batch, config.num_heads, length, length)
         asked = length
         if OUTPUT_POSITIONS in features:
             self._check_output_positions()
             asked = features[OUTPUT_POSITIONS].shape[1]
-        shapes = {
-            SEQUENCE_OUTPUT: (batch, asked, config.hidden_size),
-            EMBEDDING_OUTPUT: sequence,
-            POOLED_OUTPUT: (batch, config.hidden_size),
-            ENCODER_OUTPUTS: [sequence] * config.num_layers,
-            ATTENTION_PROBABILITIES: [weights] * config.num_layers,
-        }
+
+        def spec(*shape: int | None) -> keras.KerasTensor:
+            return keras.KerasTensor((batch, *shape), self.compute_dtype)
+
+        width, layers = self.config.hidden_size, range(self.config.num_layers)
         specs = {
-            name: [keras.KerasTensor(one, self.compute_dtype) for one in shape]
-            if isinstance(shape, list)
-            else keras.KerasTensor(shape, self.compute_dtype)
-            for name, shape in shapes.items()
+            SEQUENCE_OUTPUT: spec(asked, width),
+            EMBEDDING_OUTPUT: spec(length, width),
+            POOLED_OUTPUT: spec(width),
+            ENCODER_OUTPUTS: [spec(length, width) for _ in layers],
+            ATTENTION_PROBABILITIES: [spec(self.config.num_heads, length, length) for _ in layers],
         }
         return {name: specs[name] for name in self.outputs_wanted}
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments from which `from_config` rebuilds the encoder."""
-        return {
-            "config": self.config.to_dict(),
-            "outputs": list(self.outputs_wanted),
-            "name": self.name,
-            "dtype": keras.dtype_policies.serialize(self.dtype_policy),
-            **state_config(self),
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "BertEncoder":
-        """The inverse of `get_config`."""
-        return from_state_config(cls, config | {"config": BertConfig.from_dict(config["config"])})
+        return super().get_config() | {"outputs": list(self.outputs_wanted)}
 
 
 def encoder_inputs(*, seq_length: int | None = None, prefix: str = "") -> dict[str, keras.KerasTensor]:
@@ -377,10 +347,8 @@ def encoder_inputs(*, seq_length: int | None = None, prefix: str = "") -> dict[s
 
 
 # -----------------------------------------------------------------------------------------------------------
-# Rematerialization: the backward pass computes a block's activations again, so that the forward pass need not keep them
-#
-# Of the activations, only the inputs of a block stay in memory. The gradients are equal, since dropout draws its seeds once (Chen
-# et al. 2016). TensorFlow only.
+# Rematerialization (Chen et al. 2016): the backward pass computes a block's activations again, and only the inputs of a block
+# stay in memory. The gradients are equal, since dropout draws its seeds once. TensorFlow only.
 
 
 def rematerialized(
@@ -415,7 +383,7 @@ def rematerialized(
 
 @contextlib.contextmanager
 def _drawing(generators: Sequence[Any], seeds: Sequence[Any]) -> Iterator[None]:
-    """Within it, each seed generator gives the seed that was drawn, whenever it is asked."""
+    """Each seed generator gives the seed that was drawn, however often it is asked."""
     for generator, seed in zip(generators, seeds, strict=True):
         generator.next = lambda ordered=True, seed=seed: seed
     try:

@@ -3,9 +3,7 @@
     inputs -> BertEncoder -> vectors [B, S, K, H] -> FeatureBiLSTM -> states [B, S, W] -> a task's head
 
 `FrozenNetwork` cuts a task's model at the vectors: they are computed once, and only the part above them is trained. That part
-needs no encoder: `StoredVectors` stands in its place.
-
-`LayerMix` combines layers alone, without a BiLSTM.
+needs no encoder: `StoredVectors` stands in its place. `LayerMix` combines layers alone, without a BiLSTM.
 
 Sources: Devlin et al. 2019, sec. 5.3 and Table 7; Peters et al. 2018 (ELMo), eq. 1.
 """
@@ -20,9 +18,9 @@ from keras import ops
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_OUTPUTS, INPUT_MASK, POOLED_OUTPUT, SEQUENCE_OUTPUT
+from bert_keras.model.choices import check_layers, is_mixed, places_of
 from bert_keras.model.encoder import BertEncoder
-from bert_keras.model.layer_choices import check_layers, is_mixed, places_of
-from bert_keras.model.layers import wide
+from bert_keras.model.kernels import wide
 
 VECTORS = "vectors"  # the feature of a data set whose vectors were computed before
 OUTPUTS = (EMBEDDING_OUTPUT, ENCODER_OUTPUTS)  # of an encoder under a FeatureEncoder
@@ -67,20 +65,14 @@ class FeatureBiLSTM(keras.layers.Layer):
     @property
     def settings(self) -> dict[str, Any]:
         """The fields of Hparams that this layer was made with."""
-        return {
-            "feature_layers": self.feature_layers,
-            "lstm_layers": self.lstm_layers,
-            "lstm_units": self.lstm_units,
-            "lstm_dropout": self.lstm_dropout,
-        }
+        names = ("feature_layers", "lstm_layers", "lstm_units", "lstm_dropout")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def described(self) -> str:
         """The layers and the BiLSTM in words."""
-        layers = f"layers {self.feature_layers}"
-        if not self.lstm_layers:
-            return layers
-        return f"{layers}, {self.lstm_layers} x BiLSTM of 2 x {self.lstm_units}"
+        bilstm = f", {self.lstm_layers} x BiLSTM of 2 x {self.lstm_units}" if self.lstm_layers else ""
+        return f"layers {self.feature_layers}{bilstm}"
 
     @property
     def weights_of_layers(self) -> dict[str, Any] | None:
@@ -91,7 +83,6 @@ class FeatureBiLSTM(keras.layers.Layer):
         return {"weights": weights, "gamma": float(self.mix.gamma)}
 
     def build(self, vectors_shape: Any, mask_shape: Any = None) -> None:
-        """Creates every variable."""
         if self.mix is not None:
             self.mix.build(vectors_shape)
         width = self._combined_width(vectors_shape)
@@ -112,7 +103,6 @@ class FeatureBiLSTM(keras.layers.Layer):
         return states
 
     def compute_output_shape(self, vectors_shape: Any, mask_shape: Any = None) -> tuple[Any, ...]:
-        """[B, S, K, H] -> [B, S, W]."""
         width = 2 * self.lstm_units if self.lstm_layers else self._combined_width(vectors_shape)
         return (*vectors_shape[:2], width)
 
@@ -120,7 +110,6 @@ class FeatureBiLSTM(keras.layers.Layer):
         return vectors_shape[-1] * (1 if self.mix is not None else vectors_shape[-2])
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
         policy = keras.dtype_policies.serialize(self.dtype_policy)
         return {**self.settings, "name": self.name, "dtype": policy, "trainable": self.trainable}
 
@@ -177,8 +166,7 @@ class FeatureEncoder:
         )
 
     def _of_encoder(self, inputs: Mapping[str, Any]) -> Any:
-        outputs = self._encoder(inputs)
-        every = [outputs[EMBEDDING_OUTPUT], *outputs[ENCODER_OUTPUTS]]
+        every = _in_order(self._encoder(inputs))
         return ops.stack([every[place] for place in self.places], axis=2)
 
     def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,6 +180,11 @@ class FeatureEncoder:
         pooled = ops.max(ops.where(ops.expand_dims(real, -1), states, float("-inf")), axis=1)
         pooled = ops.where(ops.any(real, axis=1, keepdims=True), pooled, 0)
         return {SEQUENCE_OUTPUT: states, POOLED_OUTPUT: pooled}
+
+
+def _in_order(outputs: Mapping[str, Any]) -> list[Any]:
+    """The outputs of an encoder's layers, or their shapes: 0 is the embeddings, n is block n."""
+    return [outputs[EMBEDDING_OUTPUT], *outputs[ENCODER_OUTPUTS]]
 
 
 def bilstm_parameters(config: BertConfig, features: Mapping[str, Any]) -> int:
@@ -248,17 +241,14 @@ class ScalarMix(keras.layers.Layer):
     """
 
     def build(self, input_shape: Any) -> None:
-        """Creates both variables: weights [K], gamma []."""
         self.weight = self.add_weight(shape=(input_shape[-2],), initializer="zeros", name="weight")
         self.gamma = self.add_weight(shape=(), initializer="ones", name="gamma")
         self.built = True
 
     def call(self, x: Any) -> Any:
-        """Float [..., K, H] -> [..., H]."""
         return self.gamma * ops.sum(ops.softmax(self.weight)[:, None] * x, axis=-2)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
-        """[..., K, H] -> [..., H]."""
         return (*input_shape[:-2], input_shape[-1])
 
 
@@ -277,14 +267,11 @@ class LayerMix(keras.layers.Layer):
         super().__init__(**kwargs)
         check_layers(layers)
         self.layers = layers
-        self.mix = (
-            ScalarMix(name="mix", trainable=self.trainable, dtype=self.dtype_policy)
-            if is_mixed(layers)
-            else None
-        )
+        self.mix = None
+        if is_mixed(layers):
+            self.mix = ScalarMix(name="mix", trainable=self.trainable, dtype=self.dtype_policy)
 
     def build(self, input_shape: Mapping[str, Any]) -> None:
-        """Creates the weights of a weighted sum."""
         shapes = self._chosen(input_shape)
         if self.mix is not None:
             self.mix.build((*shapes[0][:-1], len(shapes), shapes[0][-1]))
@@ -306,16 +293,15 @@ class LayerMix(keras.layers.Layer):
         return masks[0] if masks else None
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
         return super().get_config() | {"layers": self.layers}
 
     def _chosen(self, outputs: Any) -> list[Any]:
         """The chosen outputs, or their shapes."""
         names = [*outputs] if isinstance(outputs, Mapping) else [type(outputs).__name__]
-        if missing := [name for name in (EMBEDDING_OUTPUT, ENCODER_OUTPUTS) if name not in names]:
+        if missing := [name for name in OUTPUTS if name not in names]:
             raise BertKerasError(
                 f"LayerMix got {', '.join(names)}, without {' and '.join(missing)}; call it on the outputs of an encoder made "
                 f'with outputs=["{EMBEDDING_OUTPUT}", "{ENCODER_OUTPUTS}"].'
             )
-        every = [outputs[EMBEDDING_OUTPUT], *outputs[ENCODER_OUTPUTS]]
+        every = _in_order(outputs)
         return [every[place] for place in places_of(self.layers, num_layers=len(every) - 1)]

@@ -18,7 +18,8 @@ from keras import ops
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.model.encoder import BertEncoder, gather_positions, pooled_position
-from bert_keras.model.layers import ACTIVATIONS, Dense, LayerNorm, from_state_config, state_config, wide
+from bert_keras.model.kernels import ACTIVATIONS, wide
+from bert_keras.model.layers import Dense, FromBertConfig, LayerNorm, from_state_config, state_config
 
 
 @keras.saving.register_keras_serializable("bert_keras")
@@ -75,7 +76,6 @@ class MaskedLMHead(keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "MaskedLMHead":
-        """The inverse of `get_config`, for Keras where it loads the encoder too."""
         # Keras marks what a saved model holds twice, and gives it back as one object.
         if "shared_object_id" not in config["encoder"]:
             raise BertKerasError(
@@ -86,27 +86,15 @@ class MaskedLMHead(keras.layers.Layer):
         return from_state_config(cls, config | {"encoder": encoder})
 
 
-class _Head(keras.layers.Layer):
+class _Head(FromBertConfig, keras.layers.Layer):
     """A head that its own config rebuilds, so that a functional model of it saves to `.keras`."""
 
     def __init__(self, *, config: BertConfig, name: str, dtype: Any = None) -> None:
         super().__init__(name=name, dtype=dtype)
         self.config = config
 
-    def get_config(self) -> dict[str, Any]:
-        """The arguments from which `from_config` rebuilds the head."""
-        policy = keras.dtype_policies.serialize(self.dtype_policy)
-        base = {"config": self.config.to_dict(), "name": self.name, "dtype": policy}
-        return base | state_config(self)
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "_Head":
-        """The inverse of `get_config`."""
-        return from_state_config(cls, config | {"config": BertConfig.from_dict(config["config"])})
-
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
         """None: Keras' padding mask ends here, since the logits have no axis of tokens that a loss could mask."""
-        return None
 
 
 class _DenseHead(_Head):
@@ -122,12 +110,10 @@ class _DenseHead(_Head):
         self.build()
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes every variable; the config knows all shapes."""
         self.dense.build((None, self.config.hidden_size))
         self.built = True
 
     def call(self, x: Any, training: bool = False) -> Any:
-        """Float [..., H] -> float32 [..., units]."""
         return _as_logits(self.dense(self.dropout(x, training=training)))
 
 
@@ -139,13 +125,14 @@ class _ClassHead(_DenseHead):
 
     least: tuple[int, str] = (1, "a classifier has at least 1 class (1 means regression)")
 
-    def __init__(self, num_classes: int, *, config: BertConfig, name: str, dtype: Any = None) -> None:
+    def __init__(
+        self, num_classes: int, *, config: BertConfig, name: str = "classifier", dtype: Any = None
+    ) -> None:
         if num_classes < self.least[0]:
             raise BertKerasError(f"num_classes is {num_classes}; {self.least[1]}.")
         super().__init__(num_classes, config=config, dropout=config.head_dropout, name=name, dtype=dtype)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments from which `from_config` rebuilds the head."""
         return super().get_config() | {"num_classes": self.dense.units}
 
 
@@ -160,11 +147,6 @@ class NextSentenceHead(_DenseHead):
 @keras.saving.register_keras_serializable("bert_keras")
 class ClassifierHead(_ClassHead):
     """Pooled float [B, H] -> float32 [B, C]; C = 1 is regression (Devlin et al. 2019, sec. 4.1)."""
-
-    def __init__(
-        self, num_classes: int, *, config: BertConfig, name: str = "classifier", dtype: Any = None
-    ) -> None:
-        super().__init__(num_classes, config=config, name=name, dtype=dtype)
 
 
 @keras.saving.register_keras_serializable("bert_keras")
@@ -181,7 +163,6 @@ class ConcatClassifierHead(_ClassHead):
         super().__init__(num_classes, config=config, name=name, dtype=dtype)
 
     def build(self, input_shape: Any = None, mask_shape: Any = None) -> None:
-        """Makes every variable; the config knows all shapes."""
         self.dense.build((None, 3 * self.config.hidden_size))
         self.built = True
 
@@ -219,11 +200,9 @@ class ChoiceHead(_DenseHead):
         self.num_choices = num_choices
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments from which `from_config` rebuilds the head."""
         return super().get_config() | {"num_choices": self.num_choices}
 
     def call(self, pooled: Any, training: bool = False) -> Any:
-        """Float [B*K, H] -> float32 [B, K]."""
         return ops.reshape(super().call(pooled, training=training), (-1, self.num_choices))
 
 
@@ -235,7 +214,6 @@ class SpanHead(_DenseHead):
         super().__init__(2, config=config, dropout=0.0, name=name, dtype=dtype)
 
     def call(self, sequence: Any, training: bool = False) -> tuple[Any, Any]:
-        """Float [B, S, H] -> start float32 [B, S], end float32 [B, S]."""
         logits = super().call(sequence, training=training)
         return logits[..., 0], logits[..., 1]
 
@@ -245,11 +223,6 @@ class TokenHead(_ClassHead):
     """A class for every token: float [B, S, H] -> float32 [B, S, C] (Devlin et al. 2019, sec. 5.3)."""
 
     least = (2, "tokens are told apart by at least 2 classes")
-
-    def __init__(
-        self, num_classes: int, *, config: BertConfig, name: str = "classifier", dtype: Any = None
-    ) -> None:
-        super().__init__(num_classes, config=config, name=name, dtype=dtype)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
         """The padding mask, bool [B, S], by which Keras' own losses and metrics leave padding out."""
@@ -268,13 +241,11 @@ class ReplacedTokenHead(_Head):
         self.build()
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes every variable; the config knows all shapes."""
         for layer in (self.dense, self.prediction):
             layer.build((None, None, self.config.hidden_size))
         self.built = True
 
     def call(self, sequence: Any) -> Any:
-        """Float [B, S, H] -> float32 [B, S]."""
         return _as_logits(self.prediction(self.activation(self.dense(sequence)))[..., 0])
 
 

@@ -9,7 +9,7 @@ import contextvars
 import functools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
@@ -32,7 +32,7 @@ def wide(dtype: Any) -> Any:
 
 @contextlib.contextmanager
 def plain_operations() -> Iterator[None]:
-    """Within it, a traced graph has no form for TensorFlow's kernels: other runtimes convert it, and fuse in their own way."""
+    """A context in which a traced graph has no form for TensorFlow's kernels: other runtimes convert it and fuse it."""
     token = _PLAIN.set(True)
     try:
         yield
@@ -40,23 +40,25 @@ def plain_operations() -> Iterator[None]:
         _PLAIN.reset(token)
 
 
-def gelu_tanh(x: Any, *, training: bool = False) -> Any:
-    """The gelu of google-research/bert modeling.py. Not `ops.gelu`, whose constants are float32 even where x is float64.
+def on_tensorflow() -> bool:
+    """True where Keras runs on TensorFlow, which has the kernels and the custom gradients of this file."""
+    return keras.backend.backend() == "tensorflow"
 
-    training: True uses a gradient that needs less memory
-    """
-    if training and _has_gradients():
+
+# The activations and `layer_norm` take `training`: True uses a gradient that needs less memory.
+
+
+def gelu_tanh(x: Any, *, training: bool = False) -> Any:
+    """The gelu of google-research/bert modeling.py. Not `ops.gelu`, whose constants are float32 even where x is float64."""
+    if training and on_tensorflow():
         return _traced(_gelu_tanh, x)
     # x * x * x, and not x * (1 + c * x * x): so it is one kernel with the product before it.
     return 0.5 * x * (1.0 + ops.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * (x * x * x))))
 
 
 def gelu_erf(x: Any, *, training: bool = False) -> Any:
-    """x times the normal distribution function of x (Hendrycks and Gimpel 2016): what `gelu` means to Hugging Face.
-
-    training: True uses a gradient that needs less memory
-    """
-    if training and _has_gradients():
+    """x times the normal distribution function of x (Hendrycks and Gimpel 2016): what `gelu` means to Hugging Face."""
+    if training and on_tensorflow():
         return _traced(_gelu_erf, x)
     # In this order it is one kernel with the product before it.
     return 0.5 * (1.0 + ops.erf(math.sqrt(0.5) * x)) * x
@@ -77,7 +79,7 @@ def add_bias(x: Any, bias: Any, *, training: bool = False) -> Any:
 
     training: True sums the gradient of the bias in float32
     """
-    if training and _has_gradients() and x.dtype.name == "bfloat16" and _is_on_cpu():
+    if training and on_tensorflow() and x.dtype.name == "bfloat16" and _is_on_cpu():
         return _traced(_add_bias, x, bias)
     # Keras adds by TensorFlow's BiasAdd here, which its CPU kernels fuse with the product; `+` is not.
     return ops.add(x, bias)
@@ -91,7 +93,7 @@ def attention_scores(query: Any, key: Any, scale: float, mask: Any, *, training:
     """
     if training:
         query = query * scale
-    if keras.backend.backend() == "tensorflow":
+    if on_tensorflow():
         import tensorflow as tf
 
         scores = tf.matmul(query, key, transpose_b=True)
@@ -103,19 +105,19 @@ def attention_scores(query: Any, key: Any, scale: float, mask: Any, *, training:
 def swap_heads(x: Any, *, training: bool) -> Any:
     """Exchanges positions and heads: [B, S, A, D] -> [B, A, S, D], or back.
 
-    training: True keeps the form of `keras.ops`
+    An inference has a form that TensorFlow leaves to its own kernel: oneDNN's for floats needs about 30 microseconds to begin,
+    more than it takes for one short text.
     """
     if training or not _fuses(x):
-        return ops.transpose(x, _SWAPPED)
-    return _swapped_as_einsum(x)
+        return ops.transpose(x, (0, 2, 1, 3))
+    import tensorflow as tf
 
-
-_SWAPPED = (0, 2, 1, 3)
+    return tf.einsum("abcd->acbd", x)
 
 
 def reshape_like(x: Any, like: Any) -> Any:
     """x in the shape of another tensor. TensorFlow then sees that a sum of both broadcasts nothing: it fuses no other sum."""
-    if keras.backend.backend() != "tensorflow":
+    if not on_tensorflow():
         return ops.reshape(x, ops.shape(like))
     import tensorflow as tf
 
@@ -126,23 +128,20 @@ def layer_norm(x: Any, gamma: Any, beta: Any, epsilon: float, *, dtype: str, tra
     """(x - mean) / sqrt(variance + epsilon) * gamma + beta over the last axis: float [..., width] -> the same shape.
 
     dtype: of the sums, float32 or wider
-    training: True uses a gradient that needs less memory
     """
-    if training and _has_gradients():
+    if training and on_tensorflow():
         return _traced(_layer_norm_of(epsilon), x, ops.cast(gamma, dtype), ops.cast(beta, dtype))
 
-    def plain() -> Any:
-        return _plain_layer_norm(x, gamma, beta, epsilon, dtype)
-
-    def fused() -> Any:
-        return _fused_layer_norm(x, ops.cast(gamma, x.dtype), ops.cast(beta, x.dtype), epsilon)
-
     if not _fuses(x):
-        return plain()
+        return _plain_layer_norm(x, gamma, beta, epsilon, dtype)
     import tensorflow as tf
 
     gamma, beta = tf.convert_to_tensor(gamma), tf.convert_to_tensor(beta)
-    made = tf.cond(tf.size(x) < SMALL, plain, fused)
+    made = tf.cond(
+        tf.size(x) < SMALL,
+        lambda: _plain_layer_norm(x, gamma, beta, epsilon, dtype),
+        lambda: _fused_layer_norm(x, ops.cast(gamma, x.dtype), ops.cast(beta, x.dtype), epsilon),
+    )
     made.set_shape(x.shape)
     return made
 
@@ -164,7 +163,7 @@ def dropout(x: Any, rate: float, seeds: keras.random.SeedGenerator) -> Any:
 
     TensorFlow's own draws 32 bits for a number. Drawing is most of the time on a CPU, and 16 bits are enough.
     """
-    if keras.backend.backend() != "tensorflow" or not _is_on_cpu():
+    if not (on_tensorflow() and _is_on_cpu()):
         return keras.random.dropout(x, rate, seed=seeds)
     import tensorflow as tf
 
@@ -178,11 +177,6 @@ def dropout(x: Any, rate: float, seeds: keras.random.SeedGenerator) -> Any:
     return tf.where(stays, x * (1 / (1 - threshold / 2**16)), tf.zeros([], x.dtype))
 
 
-def _has_gradients() -> bool:
-    """True where the custom gradients below work."""
-    return keras.backend.backend() == "tensorflow"
-
-
 def _is_on_cpu() -> bool:
     """True where TensorFlow has neither a GPU nor a TPU."""
     import tensorflow as tf
@@ -192,9 +186,7 @@ def _is_on_cpu() -> bool:
 
 def fuses(dtype: str) -> bool:
     """True where graphs of TensorFlow have the fused kernels of a type: on a CPU with oneDNN."""
-    if keras.backend.backend() != "tensorflow":
-        return False
-    return not _PLAIN.get() and dtype in FUSED_TYPES and _is_on_cpu() and has_onednn()
+    return on_tensorflow() and not _PLAIN.get() and dtype in FUSED_TYPES and _is_on_cpu() and has_onednn()
 
 
 def _fuses(x: Any) -> bool:
@@ -210,16 +202,6 @@ def has_onednn() -> bool:
     except ImportError:  # no public function tells it
         return False
     return bool(_pywrap_util_port.IsMklEnabled())
-
-
-def _swapped_as_einsum(x: Any) -> Any:
-    """A transposition that TensorFlow leaves to its own kernel.
-
-    oneDNN's kernel for floats needs about 30 microseconds to begin, more than it takes for one short text.
-    """
-    import tensorflow as tf
-
-    return tf.einsum("abcd->acbd", x)
 
 
 def _fused_layer_norm(x: Any, gamma: Any, beta: Any, epsilon: float) -> Any:
@@ -343,6 +325,78 @@ def _add_bias(x: Any, bias: Any) -> tuple[Any, Callable[[Any], Any]]:
 
     # TensorFlow fuses a BiasAdd with the product before it.
     return tf.nn.bias_add(x, bias), lambda upstream: (upstream, _sums_of_rows(upstream, bias))
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Unpadding: an encoder leaves the rows of padding out of its products, and puts them back where attention needs them
+#
+#     padded [B*S, H] -> drop_padding -> [N, H], the N real tokens -> restore_padding -> padded [B*S, H]
+#
+# TensorFlow only: N is known when the graph runs, so XLA cannot compile it.
+
+
+class RealTokens(NamedTuple):
+    """The places of the tokens to compute of a batch, counted over all rows.
+
+    places: int32 [N], the place in [B*S] of each real token
+    rows: int32 [B*S], the index in [N] of each place; padding has that of a token before it in its row
+    real: bool [B*S]
+    """
+
+    places: Any
+    rows: Any
+    real: Any
+
+
+def real_tokens(mask: Any) -> RealTokens:
+    """The real tokens of a mask, int32 [B, S].
+
+    The first token of each row is one of them, because the pooler reads it; so are all tokens of a row without real ones, which
+    attend to each other. So padding never reads another row.
+    """
+    import tensorflow as tf
+
+    first = tf.range(tf.shape(mask)[1]) == 0
+    empty = tf.reduce_all(mask <= 0, axis=1, keepdims=True)
+    real = tf.reshape((mask > 0) | first | empty, [-1])
+    places = tf.cast(tf.where(real)[:, 0], tf.int32)
+    return RealTokens(places, tf.cumsum(tf.cast(real, tf.int32)) - 1, real)
+
+
+def drop_padding(padded: Any, tokens: RealTokens) -> Any:
+    """The rows of real tokens: float [B*S, H] -> [N, H]."""
+    return _gathers()[0](padded, *tokens)
+
+
+def restore_padding(rows: Any, tokens: RealTokens, *, zeros: bool = False) -> Any:
+    """Float [N, H] -> [B*S, H]. zeros: padding is 0; otherwise it has any finite numbers, which nothing may read."""
+    return _gathers()[2 if zeros else 1](rows, *tokens)
+
+
+@functools.cache
+def _gathers() -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    """Gathers, whose gradients are gathers too: TensorFlow's own gradient of a gather adds row by row."""
+    import tensorflow as tf
+
+    def masked(padded: Any, real: Any) -> Any:
+        return tf.where(real[:, tf.newaxis], padded, tf.zeros([], padded.dtype))
+
+    @tf.custom_gradient
+    def drop(padded: Any, places: Any, rows: Any, real: Any) -> Any:
+        def gradient(upstream: Any) -> Any:
+            return masked(tf.gather(upstream, rows), real), None, None, None
+
+        return tf.gather(padded, places), gradient
+
+    @tf.custom_gradient
+    def restore(states: Any, places: Any, rows: Any, real: Any) -> Any:
+        def gradient(upstream: Any) -> Any:
+            return tf.gather(upstream, places), None, None, None
+
+        return tf.gather(states, rows), gradient
+
+    made = drop, restore, lambda *given: masked(restore(*given), given[-1])
+    return tuple(tf.function(one, autograph=False, reduce_retracing=True) for one in made)
 
 
 # -----------------------------------------------------------------------------------------------------------

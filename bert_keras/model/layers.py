@@ -6,7 +6,7 @@ Every projection is a plain 2-D matrix product on [B*S, H]: on CPU faster than a
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import keras
 from keras import ops
@@ -15,19 +15,20 @@ from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.model.kernels import (
     ACTIVATIONS,
+    RealTokens,
     add_bias,
     attention_scores,
+    drop_padding,
     dropout,
     layer_norm,
     reshape_like,
+    restore_padding,
     swap_heads,
     wide,
 )
-from bert_keras.model.unpadding import RealTokens, drop_padding, restore_padding
 
 # google-research/bert modeling.py adds this to the scores of masked positions: exp(-10000) is 0 in float32 and float64.
 MASKED_SCORE = -10000.0
-Layer = TypeVar("Layer", bound=keras.layers.Layer)
 # The kernels that LoRA adapts unless told otherwise (Hu et al. 2021, sec. 4.2 and 7.1).
 LORA_TARGETS = ("query", "value")
 
@@ -59,13 +60,11 @@ class Dense(keras.layers.Dense):
         self._config = config
 
     def build(self, input_shape: tuple) -> None:
-        """`input_shape`: [..., in]."""
         # Made here: an initializer takes its seed when it is made, and the draws follow the order in which layers are built.
         self.kernel_initializer = truncated_normal(self._config)
         super().build(input_shape)
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """Float [..., in] -> float [..., units]."""
         return self._by_rows(self._product, inputs, training)
 
     def _product(self, rows: Any, training: bool | None) -> Any:
@@ -73,7 +72,6 @@ class Dense(keras.layers.Dense):
         return add_bias(ops.matmul(rows, self.kernel), self.bias, training=bool(training))
 
     def quantized_call(self, inputs: Any, training: bool | None = None) -> Any:
-        """`call` with an int8 kernel."""
         return self._by_rows(super().quantized_call, inputs, training)
 
     def _by_rows(self, product: Callable[..., Any], x: Any, training: bool | None) -> Any:
@@ -94,9 +92,8 @@ class Dense(keras.layers.Dense):
         b_initializer: Any = "zeros",
     ) -> None:
         """Freezes the layer, and adds the product of two matrices of rank `rank` that train (Hu et al. 2021, sec. 4.1)."""
-        with (
-            contextlib.ExitStack() as stack
-        ):  # the new variables get paths like the others', which optimizers read
+        # The new variables get paths like the others', which optimizers read.
+        with contextlib.ExitStack() as stack:
             for scope in self.path.split("/")[:-1]:
                 stack.enter_context(keras.name_scope(scope))
             self.trainable = True  # else what is added would be frozen too
@@ -116,61 +113,7 @@ class Dropout(keras.layers.Dropout):
     """Keras' own layer, whose draws take less time on a CPU."""
 
     def call(self, inputs: Any, training: bool = False) -> Any:
-        """Numbers of any shape; only a training changes them."""
         return dropout(inputs, self.rate, self.seed_generator) if training and self.rate > 0 else inputs
-
-
-def _layers_in(layer: keras.layers.Layer) -> dict[str, keras.layers.Layer]:
-    """A built layer and the layers in it, from the outside in, by their paths below it; "" is the layer itself."""
-    built = [one for one in layer._flatten_layers() if one.path is not None]
-    found = {one.path.removeprefix(layer.path).strip("/"): one for one in built}
-    return dict(sorted(found.items(), key=lambda item: item[0].count("/") + bool(item[0])))
-
-
-def denses_in(layer: keras.layers.Layer) -> dict[str, Dense]:
-    """The Dense layers of a built layer, by their paths below it; "" is the layer itself."""
-    return {path: one for path, one in _layers_in(layer).items() if isinstance(one, Dense)}
-
-
-def state_config(layer: keras.layers.Layer) -> dict[str, Any]:
-    """The part of a layer's config that its arguments do not say; empty for a new layer.
-
-    "quantized": the quantizers of the Dense layers that are int8; "frozen": the outermost layers that do not train. Both by path.
-    """
-    # Not by a DTypePolicyMap: Keras 3.15 cannot save a quantized layer again that it has loaded with one.
-    quantized = {
-        path: keras.saving.serialize_keras_object(dense.quantization_config)
-        for path, dense in denses_in(layer).items()
-        if dense.quantization_mode is not None
-    }
-    state = {"quantized": quantized, "frozen": _frozen(layer)}
-    return {name: value for name, value in state.items() if value}
-
-
-def _frozen(layer: keras.layers.Layer) -> list[str]:
-    """The paths of the outermost layers that do not train; none with LoRA, whose matrices a file merges into the kernels."""
-    if any(dense.lora_enabled for dense in denses_in(layer).values()):
-        return []
-    frozen: list[str] = []
-    for path, one in _layers_in(layer).items():
-        inside = any(not outer or path.startswith(f"{outer}/") for outer in frozen)
-        if one.weights and not one.trainable and not inside:
-            frozen.append(path)
-    return frozen
-
-
-def from_state_config(cls: type[Layer], config: dict[str, Any]) -> Layer:
-    """An instance from its arguments and what `state_config` has added to them."""
-    quantized, frozen = config.pop("quantized", {}), config.pop("frozen", ())
-    layer = cls(**config)
-    inside = _layers_in(layer)
-    for path in frozen:
-        inside[path].trainable = False
-    denses = denses_in(layer)
-    for path, quantizers in quantized.items():
-        # The values are loaded later, into the int8 variables that this makes.
-        denses[path].quantize("int8", config=keras.saving.deserialize_keras_object(quantizers))
-    return layer
 
 
 class LayerNorm(keras.layers.Layer):
@@ -181,17 +124,14 @@ class LayerNorm(keras.layers.Layer):
         self.epsilon = config.norm_epsilon
 
     def build(self, input_shape: tuple) -> None:
-        """`input_shape`: [..., width]."""
         shape = (input_shape[-1],)
         self.gamma = self.add_weight(name="gamma", shape=shape, initializer="ones", autocast=False)
         self.beta = self.add_weight(name="beta", shape=shape, initializer="zeros", autocast=False)
         self.built = True
 
     def call(self, x: Any, training: bool = False) -> Any:
-        """Float [..., width] -> the same shape."""
-        return layer_norm(
-            x, self.gamma, self.beta, self.epsilon, dtype=wide(self.variable_dtype), training=training
-        )
+        dtype = wide(self.variable_dtype)
+        return layer_norm(x, self.gamma, self.beta, self.epsilon, dtype=dtype, training=training)
 
 
 _TABLES = {  # name -> the field that counts its rows
@@ -229,13 +169,13 @@ class Embeddings(keras.layers.Layer):
     ) -> None:
         super().__init__(name=name, dtype=dtype)
         self.config = config
-        if shared is not None:
-            _check_shared(config, shared.config)
         for table in _TABLES:
             setattr(self, table, getattr(shared, table, None))
-        self.norm: LayerNorm = (
-            LayerNorm(config=config, name="layer_norm", dtype=dtype) if shared is None else shared.norm
-        )
+        if shared is None:
+            self.norm = LayerNorm(config=config, name="layer_norm", dtype=dtype)
+        else:
+            _check_shared(config, shared.config)
+            self.norm = shared.norm
         self.dropout = Dropout(config.hidden_dropout, name="dropout", dtype=dtype)
         self.projection = None
         if config.embedding_width != config.hidden_size:
@@ -267,11 +207,8 @@ class Embeddings(keras.layers.Layer):
         positions = ops.slice(table, (start, 0), (length, self.config.embedding_width))
         if self.config.has_types:
             # A pair's type ids are 0 and 1, and RoBERTa has one type: looked up, 1 would be an error on CPU and zeros on GPU.
-            words += (
-                self.type_embeddings[0]
-                if self.config.type_vocab_size == 1
-                else ops.take(self.type_embeddings, type_ids, axis=0)
-            )
+            alone = self.config.type_vocab_size == 1
+            words += self.type_embeddings[0] if alone else ops.take(self.type_embeddings, type_ids, axis=0)
         summed = ops.cast(words + ops.expand_dims(positions, 0), self.compute_dtype)
         embedded = self.dropout(self.norm(summed), training=training)
         return embedded if self.projection is None else self.projection(embedded)
@@ -291,7 +228,6 @@ class SelfAttention(keras.layers.Layer):
         self.dropout = Dropout(config.attention_dropout, name="dropout", dtype=dtype)
 
     def build(self, input_shape: tuple) -> None:
-        """`input_shape`: [B, S, H]."""
         for dense in (self.query, self.key, self.value, self.output_dense):
             dense.build(input_shape)
         self.built = True
@@ -309,11 +245,7 @@ class SelfAttention(keras.layers.Layer):
         training: bool = False,
         tokens: RealTokens | None = None,
     ) -> tuple[Any, Any]:
-        """The attention output of each query over all states.
-
-        queries: float [B, Q, H], the positions that ask; states: float [B, S, H]
-        scores_mask: float [B, 1, 1 or Q, S], added to the scores
-        tokens: of states without padding, float [N, H]; queries that are the states have no padding either
+        """The attention output of each query over all states, for the arguments of `Block`.
 
         Returns the rows of the output, float [B*Q, H] or [N, H], and the attention probabilities, float [B, A, Q, S], before
         dropout.
@@ -321,11 +253,11 @@ class SelfAttention(keras.layers.Layer):
         batch, asked, length = _sizes(queries, states, scores_mask)
         rows, asked_rows = _rows(states), _rows(queries)
         query, key, value = self.query(asked_rows), self.key(rows), self.value(rows)
-        unpadded = tokens if queries is states else None
         if tokens is not None:
             key, value = restore_padding(key, tokens), restore_padding(value, tokens)
-        if unpadded is not None:
-            query = restore_padding(query, unpadded)
+        asked_tokens = tokens if queries is states else None
+        if asked_tokens is not None:
+            query = restore_padding(query, asked_tokens)
         query = swap_heads(self._heads(query, batch, asked), training=training)
         key = swap_heads(self._heads(key, batch, length), training=training)
         value = swap_heads(self._heads(value, batch, length), training=training)
@@ -334,8 +266,8 @@ class SelfAttention(keras.layers.Layer):
         probabilities = ops.softmax(scores, axis=-1)
         context = ops.matmul(self.dropout(probabilities, training=training), value)
         context = swap_heads(context, training=training)
-        if unpadded is not None:
-            context = drop_padding(ops.reshape(context, (-1, self.config.hidden_size)), unpadded)
+        if asked_tokens is not None:
+            context = drop_padding(ops.reshape(context, (-1, self.config.hidden_size)), asked_tokens)
         return self.output_dense(reshape_like(context, asked_rows)), probabilities
 
 
@@ -349,13 +281,11 @@ class FeedForward(keras.layers.Layer):
         self.activation = ACTIVATIONS[config.activation]
 
     def build(self, input_shape: tuple) -> None:
-        """`input_shape`: [..., H]."""
         self.intermediate.build(input_shape)
         self.output_dense.build((*input_shape[:-1], self.intermediate.units))
         self.built = True
 
     def call(self, x: Any, training: bool = False) -> Any:
-        """Float [..., H] -> float [..., H]."""
         return self.output_dense(self.activation(self.intermediate(x), training=training))
 
 
@@ -372,7 +302,6 @@ class Block(keras.layers.Layer):
         self.feed_forward_norm = LayerNorm(config=config, name="feed_forward_layer_norm", dtype=dtype)
 
     def build(self, input_shape: tuple) -> None:
-        """`input_shape`: [B, S, H]."""
         for layer in (self.attention, self.attention_norm, self.feed_forward, self.feed_forward_norm):
             layer.build(input_shape)
         self.built = True
@@ -445,3 +374,73 @@ class BiLSTM(keras.layers.Bidirectional):
         dtype = wide(dtype)
         lstm = keras.layers.LSTM(config.hidden_size // 2, return_sequences=True, name="lstm", dtype=dtype)
         super().__init__(lstm, name=name, dtype=dtype)
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Saving: a layer that its BertConfig makes comes back from it, quantized and frozen as it was
+
+
+class FromBertConfig:
+    """Base of layers whose attribute `config` is a BertConfig, for `.keras` files and copies."""
+
+    def get_config(self: Any) -> dict[str, Any]:
+        """The arguments from which `from_config` rebuilds the layer."""
+        policy = keras.dtype_policies.serialize(self.dtype_policy)
+        return {"config": self.config.to_dict(), "name": self.name, "dtype": policy} | state_config(self)
+
+    @classmethod
+    def from_config(cls: Any, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        return from_state_config(cls, config | {"config": BertConfig.from_dict(config["config"])})
+
+
+def _layers_in(layer: keras.layers.Layer) -> dict[str, keras.layers.Layer]:
+    """A built layer and the layers in it, from the outside in, by their paths below it; "" is the layer itself."""
+    built = [one for one in layer._flatten_layers() if one.path is not None]
+    found = {one.path.removeprefix(layer.path).strip("/"): one for one in built}
+    return dict(sorted(found.items(), key=lambda item: item[0].count("/") + bool(item[0])))
+
+
+def denses_in(layer: keras.layers.Layer) -> dict[str, Dense]:
+    """The Dense layers of a built layer, by their paths below it; "" is the layer itself."""
+    return {path: one for path, one in _layers_in(layer).items() if isinstance(one, Dense)}
+
+
+def state_config(layer: keras.layers.Layer) -> dict[str, Any]:
+    """The part of a layer's config that its arguments do not say; empty for a new layer.
+
+    "quantized": the quantizers of the Dense layers that are int8; "frozen": the outermost layers that do not train. Both by path.
+    """
+    # Not by a DTypePolicyMap: Keras 3.15 cannot save a quantized layer again that it has loaded with one.
+    quantized = {
+        path: keras.saving.serialize_keras_object(dense.quantization_config)
+        for path, dense in denses_in(layer).items()
+        if dense.quantization_mode is not None
+    }
+    state = {"quantized": quantized, "frozen": _frozen(layer)}
+    return {name: value for name, value in state.items() if value}
+
+
+def _frozen(layer: keras.layers.Layer) -> list[str]:
+    """The paths of the outermost layers that do not train; none with LoRA, whose matrices a file merges into the kernels."""
+    if any(dense.lora_enabled for dense in denses_in(layer).values()):
+        return []
+    frozen: list[str] = []
+    for path, one in _layers_in(layer).items():
+        inside = any(not outer or path.startswith(f"{outer}/") for outer in frozen)
+        if one.weights and not one.trainable and not inside:
+            frozen.append(path)
+    return frozen
+
+
+def from_state_config(cls: Any, config: dict[str, Any]) -> Any:
+    """An instance of a class of layers from its arguments and what `state_config` has added to them."""
+    quantized, frozen = config.pop("quantized", {}), config.pop("frozen", ())
+    layer = cls(**config)
+    inside = _layers_in(layer)
+    for path in frozen:
+        inside[path].trainable = False
+    denses = denses_in(layer)
+    for path, quantizers in quantized.items():
+        # The values are loaded later, into the int8 variables that this makes.
+        denses[path].quantize("int8", config=keras.saving.deserialize_keras_object(quantizers))
+    return layer

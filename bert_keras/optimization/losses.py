@@ -54,7 +54,6 @@ class GlobalMean(keras.losses.Loss):
         self._loss = loss
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        """One loss for each label."""
         return self._loss(y_true, y_pred)
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
@@ -96,23 +95,19 @@ class GlobalMean(keras.losses.Loss):
         return known_weights(y_true, weights) if self._loss is cross_entropy else weights
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
         return {"loss": keras.saving.serialize_keras_object(self._loss), "name": self.name}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "GlobalMean":
-        """The inverse of `get_config`."""
         loss = keras.saving.deserialize_keras_object(config["loss"])
-        if (
-            getattr(loss, "__module__", None) == __name__
-        ):  # or a stand-in for it: bert_keras/model/registered.py
+        if getattr(loss, "__module__", None) == __name__:  # or its stand-in: bert_keras/model/registered.py
             loss = globals()[loss.__name__]
         return cls(**(config | {"loss": loss}))
 
 
 def _row_or_label_weights(weights: Any, losses: Any) -> Any:
     """Weights with at most the axes of the losses: a last axis of 1, as in a column of a table, is dropped."""
-    shape, wanted = _shape(weights), _shape(losses)
+    shape, wanted = tuple(weights.shape), tuple(losses.shape)
     if len(shape) <= len(wanted):
         return weights
     if len(shape) > len(wanted) + 1 or shape[-1] not in (1, None):
@@ -127,7 +122,7 @@ def _one_for_each(labels: Any, outputs: Any) -> Any:
 
     Without it, labels [B, 1] and outputs [B] would broadcast to [B, B].
     """
-    shape, wanted = _shape(labels), _shape(outputs)
+    shape, wanted = tuple(labels.shape), tuple(outputs.shape)
     if not _fits(shape, wanted):
         raise BertKerasError(
             f"the labels have the shape {shape} and the outputs {wanted}; give one label for each output."
@@ -139,13 +134,8 @@ def _fits(shape: tuple[int | None, ...], wanted: tuple[int | None, ...]) -> bool
     """True where both shapes may be equal, but for a last axis of 1 in the first."""
     if len(shape) == len(wanted) + 1 and shape[-1] in (1, None):
         shape = shape[:-1]
-    return len(shape) == len(wanted) and all(
-        None in pair or len({*pair}) == 1 for pair in zip(shape, wanted, strict=True)
-    )
-
-
-def _shape(values: Any) -> tuple[int | None, ...]:
-    return tuple(values.shape)
+    pairs = zip(shape, wanted, strict=False)
+    return len(shape) == len(wanted) and all(None in pair or pair[0] == pair[1] for pair in pairs)
 
 
 def _mask(outputs: Any, losses: Any) -> Any:
@@ -153,7 +143,7 @@ def _mask(outputs: Any, losses: Any) -> Any:
     mask = get_keras_mask(outputs)
     if mask is None:
         return None
-    shape, wanted = _shape(mask), _shape(losses)
+    shape, wanted = tuple(mask.shape), tuple(losses.shape)
     if len(shape) > len(wanted) or not _fits(shape, wanted[: len(shape)]):
         return None
     return ops.reshape(mask, (*ops.shape(mask), *[1] * (len(wanted) - len(shape))))
@@ -181,7 +171,7 @@ def _check_masked_labels(mask: Any, weights: Any, given: Any) -> None:
 
 def _check_one_loss_a_label(labels: Any, losses: Any) -> None:
     """Raises BertKerasError for labels such as one-hot vectors: `GlobalMean.weight` counts labels, before there are losses."""
-    shape, wanted = _shape(labels), _shape(losses)
+    shape, wanted = tuple(labels.shape), tuple(losses.shape)
     if not _fits(shape, wanted):
         raise BertKerasError(
             f"the labels have the shape {shape} and their losses {wanted}; micro_batch needs one loss for each label: give class "
@@ -231,7 +221,7 @@ def squared_error(labels: Any, outputs: Any) -> Any:
     if len(outputs.shape) > 1:
         if outputs.shape[-1] != 1:
             raise BertKerasError(
-                f"squared_error got outputs of the shape {_shape(outputs)}; give a network with one output for each row."
+                f"squared_error got outputs of the shape {tuple(outputs.shape)}; give a network with one output for each row."
             )
         outputs = outputs[..., 0]
     return ops.square(_one_for_each(labels, outputs) - outputs)
@@ -242,13 +232,8 @@ def squared_error(labels: Any, outputs: Any) -> Any:
 
 # Names of Keras' metrics that read numbers from 0 to 1.
 _OF_PROBABILITIES = (
-    "auc",
-    "precision",
-    "recall",
-    "binary_accuracy",
-    "binary_crossentropy",
-    "categorical_crossentropy",
-    "sparse_categorical_crossentropy",
+    *("auc", "precision", "recall", "binary_accuracy"),
+    *("binary_crossentropy", "categorical_crossentropy", "sparse_categorical_crossentropy"),
 )
 
 
@@ -264,19 +249,20 @@ def warn_of_probabilities(model: Any, metrics: Any) -> None:
         return
     for loss in filter(_takes_probabilities, keras.tree.flatten(model.loss)):
         warnings.warn(
-            f"{heads} gives logits and the loss {_name_of(loss)} takes probabilities; compile with from_logits=True, as in "
+            f"{heads} gives logits and the loss {name_of(loss)} takes probabilities; compile with from_logits=True, as in "
             "keras.losses.SparseCategoricalCrossentropy(from_logits=True).",
             stacklevel=3,
         )
     for metric in filter(_measures_probabilities, keras.tree.flatten(metrics)):
         warnings.warn(
-            f"{heads} gives logits and the metric {_name_of(metric)} takes probabilities; compile with "
+            f"{heads} gives logits and the metric {name_of(metric)} takes probabilities; compile with "
             "keras.metrics.AUC(from_logits=True), BinaryAccuracy(threshold=0), Precision(thresholds=0) or the like.",
             stacklevel=3,
         )
 
 
-def _name_of(given: Any) -> Any:
+def name_of(given: Any) -> Any:
+    """The name of a loss or a metric, which may be a name itself."""
     return getattr(given, "name", None) or getattr(given, "__name__", given)
 
 
@@ -285,9 +271,7 @@ def _takes_probabilities(loss: Any) -> bool:
     loss = keras.losses.get(loss) if isinstance(loss, str) else loss
     if isinstance(loss, keras.losses.Loss):
         return getattr(loss, "from_logits", None) is False
-    if not callable(loss):
-        return False
-    given = inspect.signature(loss).parameters.get("from_logits")
+    given = inspect.signature(loss).parameters.get("from_logits") if callable(loss) else None
     return given is not None and given.default is False
 
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from bert_keras.text.masking import Pieces
 
 Features = dict[str, Any]
+Labelled = tuple[Features, Any, Any]  # the model's features, labels and weights
 
 
 class Objective:
@@ -55,18 +56,14 @@ class Objective:
     reads: ClassVar[str]  # the encoder's output that the head reads
     perplexity: ClassVar[bool] = False  # True measures exp(loss)
     fills_masks: ClassVar[bool] = False  # True where the head predicts the token at [MASK]
-    pair_labels: ClassVar[bool] = (
-        False  # True where the labels come with the instances, from a sampler of pairs
-    )
+    pair_labels: ClassVar[bool] = False  # True where the labels come from a sampler of pairs
 
     def check(self, sample: Mapping[str, np.ndarray]) -> Iterator[str]:
         """Yields warnings about instances [N, ...]. Raises ValueError on instances that cannot be trained on."""
         yield from ()
 
-    def label(
-        self, features: Features, *, seed: Any, worker_rows: WorkerRows = ALL_ROWS
-    ) -> tuple[Features, Any, Any]:
-        """The model's features, labels and weights; a function of features and seed, int [2], in graph.
+    def label(self, features: Features, *, seed: Any, worker_rows: WorkerRows = ALL_ROWS) -> Labelled:
+        """Features and labels in graph, a function of features and seed, int [2].
 
         worker_rows: the rows that the features are of a batch; the labels are those of the same rows in the whole batch
         """
@@ -126,9 +123,7 @@ class MaskedLM(_PredictedTokens):
     pieces: Pieces
     masking: Masking = Masking()
 
-    def label(
-        self, features: Features, *, seed: Any, worker_rows: WorkerRows = ALL_ROWS
-    ) -> tuple[Features, Any, Any]:
+    def label(self, features: Features, *, seed: Any, worker_rows: WorkerRows = ALL_ROWS) -> Labelled:
         """Features -> the same with masked tokens, int32 [B, P], float32 [B, P]."""
         from bert_keras.text.masking import mask
 
@@ -154,9 +149,7 @@ class LeftToRight(_PredictedTokens):
             )
         yield from ()
 
-    def label(
-        self, features: Features, *, seed: Any, worker_rows: WorkerRows = ALL_ROWS
-    ) -> tuple[Features, Any, Any]:
+    def label(self, features: Features, *, seed: Any, worker_rows: WorkerRows = ALL_ROWS) -> Labelled:
         """Features -> the same with every position predicted, int32 [B, S - 1], float32 [B, S - 1]."""
         from bert_keras.text.masking import ask_next
 
@@ -198,9 +191,7 @@ class SentencePair(Objective):
                 "separate only documents by blank lines, or set strict=true"
             )
 
-    def label(
-        self, features: Features, *, seed: Any, worker_rows: WorkerRows = ALL_ROWS
-    ) -> tuple[Features, Any, Any]:
+    def label(self, features: Features, *, seed: Any, worker_rows: WorkerRows = ALL_ROWS) -> Labelled:
         """Features -> the same, int32 [B], float32 [B] of ones."""
         import tensorflow as tf
 
@@ -229,9 +220,7 @@ class ReplacedTokens(Objective):
     replaced_weight: float = 50.0
     generator_share: float = 0.25
 
-    def label(
-        self, features: Features, *, seed: Any, worker_rows: WorkerRows = ALL_ROWS
-    ) -> tuple[Features, Any, Any]:
+    def label(self, features: Features, *, seed: Any, worker_rows: WorkerRows = ALL_ROWS) -> Labelled:
         """Features unchanged, labels 0 (no token is replaced yet), weights float32 [B, S]: 1 on all but padding."""
         import tensorflow as tf
 
@@ -260,9 +249,9 @@ def reads_masked_positions(objectives: Sequence[Objective]) -> bool:
 
     An objective of a user's own may read all of them, and so may a `head` or `logits` of a user's own.
     """
-    masked = [one for one in objectives if _reads_as(one, MaskedLM)]
-    pairs = [one for one in objectives if _reads_as(one, SentencePair)]
-    return bool(masked) and len(masked) + len(pairs) == len(objectives)
+    masked = [_reads_as(one, MaskedLM) for one in objectives]
+    known = [_reads_as(one, MaskedLM) or _reads_as(one, SentencePair) for one in objectives]
+    return any(masked) and all(known)
 
 
 def _reads_as(objective: Objective, kind: type[Objective]) -> bool:
@@ -294,9 +283,7 @@ def label(
     labels, weights = {}, {}
     more = {} if worker_rows == ALL_ROWS else {"worker_rows": worker_rows}
     check_parts(objectives, worker_rows)
-    for i, objective in enumerate(objectives):
+    for i, one in enumerate(objectives):
         own = tf.random.experimental.stateless_fold_in(tf.cast(seed, tf.int64), i)
-        features, labels[objective.name], weights[objective.name] = objective.label(
-            features, seed=own, **more
-        )
+        features, labels[one.name], weights[one.name] = one.label(features, seed=own, **more)
     return features, labels, weights

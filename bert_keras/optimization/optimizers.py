@@ -63,42 +63,31 @@ def depths(paths: Sequence[str]) -> list[int]:
 
 def _check_formats(variables: Sequence[keras.Variable]) -> None:
     """Raises BertKerasError for weights that cannot be trained: a step is smaller than their rounding."""
-    wrong = [
-        one for one in variables if keras.backend.standardize_dtype(one.dtype) in ("bfloat16", "float16")
-    ]
-    if wrong:
-        raise BertKerasError(
-            f"{wrong[0].path} is {wrong[0].dtype}, a format of weights that only predict; to train, make the model with the "
-            f"dtype policy 'mixed_{wrong[0].dtype}', whose weights are float32."
-        )
+    for one in variables:
+        if keras.backend.standardize_dtype(one.dtype) in ("bfloat16", "float16"):
+            raise BertKerasError(
+                f"{one.path} is {one.dtype}, a format of weights that only predict; to train, make the model with the dtype "
+                f"policy 'mixed_{one.dtype}', whose weights are float32."
+            )
 
 
 class _TwoMoments(keras.optimizers.Optimizer):
-    """Base of AdamW and LAMB: two moments, a list of decayed variables, and clipping by the norm of the global gradient.
+    """Base of AdamW, whose docstring explains the arguments, and LAMB: two moments, decayed variables, and the clip."""
 
-    Gradients are summed over the replicas, then clipped, so that two replicas compute the update of one device. Variables whose
-    path matches `no_decay` are not decayed.
-
-    weight_decay: at least 0; None is 0
-    clip_norm: over 0; None does not clip
-    keras_arguments: clipnorm, clipvalue or global_clipnorm take the place of clip_norm's default
-
-    Raises BertKerasError for other numbers.
-    """
+    beta_1: float
+    beta_2: float
+    epsilon: float
+    bias_correction: bool
+    no_decay: str
 
     def __init__(
         self,
         learning_rate: Any,
-        *,
         weight_decay: float | None,
-        beta_1: float,
-        beta_2: float,
-        epsilon: float,
         clip_norm: float | None,
-        bias_correction: bool,
-        no_decay: str,
+        keras_arguments: KerasArguments,
+        *,
         name: str,
-        **keras_arguments: Unpack[KerasArguments],
     ) -> None:
         if unknown := sorted(set(keras_arguments) - set(KerasArguments.__annotations__)):
             raise BertKerasError(
@@ -121,8 +110,7 @@ class _TwoMoments(keras.optimizers.Optimizer):
         if keras_arguments.get("gradient_accumulation_steps") is not None:
             raise BertKerasError(ACCUMULATION)
         super().__init__(learning_rate=learning_rate, weight_decay=weight_decay, name=name, **keras_arguments)
-        self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
-        self.clip_norm, self.bias_correction, self.no_decay = clip_norm, bias_correction, no_decay
+        self.clip_norm = clip_norm
         self._rate_scale = None
         if isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):
             # A variable, so that a step that was traced once reads the new value.
@@ -156,7 +144,6 @@ class _TwoMoments(keras.optimizers.Optimizer):
             )
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Creates both moments and lists the decayed variables."""
         if self.built:
             return
         super().build(variables)
@@ -238,8 +225,13 @@ class _TwoMoments(keras.optimizers.Optimizer):
             return
         super().load_own_variables(found)
 
+    def _read(self, gradient: Any, variable: Any, learning_rate: Any) -> tuple[Any, ...]:
+        """A variable's place, momentum and velocity, and its gradient and rate in its dtype."""
+        place = self._get_variable_index(variable)
+        cast = [ops.cast(value, variable.dtype) for value in (gradient, learning_rate)]
+        return place, self._momentums[place], self._velocities[place], *cast
+
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
         names = ("beta_1", "beta_2", "epsilon", "clip_norm", "bias_correction", "no_decay")
         return super().get_config() | {name: getattr(self, name) for name in names}
 
@@ -282,23 +274,13 @@ class AdamW(_TwoMoments):
         name: str = "adamw",
         **keras_arguments: Unpack[KerasArguments],
     ) -> None:
-        super().__init__(
-            learning_rate,
-            weight_decay=weight_decay,
-            beta_1=beta_1,
-            beta_2=beta_2,
-            epsilon=epsilon,
-            clip_norm=clip_norm,
-            bias_correction=bias_correction,
-            no_decay=no_decay,
-            name=name,
-            **keras_arguments,
-        )
+        super().__init__(learning_rate, weight_decay, clip_norm, keras_arguments, name=name)
+        self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
+        self.bias_correction, self.no_decay = bias_correction, no_decay
         self.layer_decay, self.gradual = layer_decay, gradual
         self._wanted_depth: int | None = None  # set before `build`; None: all depths
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Creates both moments; lists the decayed variables and the depth of each."""
         if self.built:
             return
         super().build(variables)
@@ -344,10 +326,7 @@ class AdamW(_TwoMoments):
         return self._depths[self._get_variable_index(variable)] <= ops.convert_to_tensor(self._learning_depth)
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """One variable's update."""
-        index = self._get_variable_index(variable)
-        momentum, velocity = self._momentums[index], self._velocities[index]
-        rate, gradient = ops.cast(learning_rate, variable.dtype), ops.cast(gradient, variable.dtype)
+        place, momentum, velocity, gradient, rate = self._read(gradient, variable, learning_rate)
         beta_1, beta_2 = self.beta_1, self.beta_2
         if self.layer_decay != 1:
             rate = rate * self.rate_factor(variable)
@@ -357,24 +336,15 @@ class AdamW(_TwoMoments):
                 ops.where(learns, ops.cast(value, variable.dtype), ops.cast(still, variable.dtype))
                 for value, still in ((rate, 0), (beta_1, 1), (beta_2, 1))
             )
-        if self._decays[index]:
+        if self._decays[place]:
             decay(variable, rate * self.weight_decay)
         if self.bias_correction:
             step = ops.cast(self.iterations + 1, variable.dtype)
             rate = rate * ops.sqrt(1 - ops.power(self.beta_2, step)) / (1 - ops.power(self.beta_1, step))
-        adam(
-            variable,
-            momentum,
-            velocity,
-            gradient,
-            rate=rate,
-            beta_1=beta_1,
-            beta_2=beta_2,
-            epsilon=self.epsilon,
-        )
+        numbers = {"rate": rate, "beta_1": beta_1, "beta_2": beta_2, "epsilon": self.epsilon}
+        adam(variable, momentum, velocity, gradient, **numbers)
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
         return super().get_config() | {"layer_decay": self.layer_decay, "gradual": self.gradual}
 
 
@@ -403,31 +373,18 @@ class LAMB(_TwoMoments):
         name: str = "lamb",
         **keras_arguments: Unpack[KerasArguments],
     ) -> None:
-        super().__init__(
-            learning_rate,
-            weight_decay=weight_decay,
-            beta_1=beta_1,
-            beta_2=beta_2,
-            epsilon=epsilon,
-            clip_norm=clip_norm,
-            bias_correction=bias_correction,
-            no_decay=no_decay,
-            name=name,
-            **keras_arguments,
-        )
+        super().__init__(learning_rate, weight_decay, clip_norm, keras_arguments, name=name)
+        self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
+        self.bias_correction, self.no_decay = bias_correction, no_decay
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Creates both moments; lists the variables with decay and with a trust ratio."""
         if self.built:
             return
         super().build(variables)
         self._adapted = [not self._is_excluded(variable) for variable in variables]
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """One variable's update."""
-        index = self._get_variable_index(variable)
-        momentum, velocity = self._momentums[index], self._velocities[index]
-        rate, gradient = ops.cast(learning_rate, variable.dtype), ops.cast(gradient, variable.dtype)
+        place, momentum, velocity, gradient, rate = self._read(gradient, variable, learning_rate)
         self.assign_add(momentum, (gradient - momentum) * (1 - self.beta_1))
         self.assign_add(velocity, (ops.square(gradient) - velocity) * (1 - self.beta_2))
         first, second = ops.convert_to_tensor(momentum), ops.convert_to_tensor(velocity)
@@ -436,9 +393,9 @@ class LAMB(_TwoMoments):
             first = first / (1 - ops.power(self.beta_1, step))
             second = second / (1 - ops.power(self.beta_2, step))
         update, weight = first / (ops.sqrt(second) + self.epsilon), ops.convert_to_tensor(variable)
-        if self._decays[index]:
+        if self._decays[place]:
             update = update + self.weight_decay * weight
-        if self._adapted[index]:
+        if self._adapted[place]:
             rate = rate * _trust_ratio(weight, update)
         self.assign_sub(variable, rate * update)
 

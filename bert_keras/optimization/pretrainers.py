@@ -42,15 +42,14 @@ class Perplexity(keras.metrics.Mean):
     """exp of a weighted mean of losses."""
 
     def result(self) -> Any:
-        """exp of the mean so far; a mean over 88, whose exp is no finite float32, counts as 88."""
+        # A mean over 88, whose exp is no finite float32, counts as 88.
         return ops.exp(ops.minimum(super().result(), 88.0))
 
 
 def _measures(objective: Objective) -> dict[str, keras.metrics.Mean]:
     """Weighted means over all batches and replicas since the last reset."""
-    kinds = {"loss": keras.metrics.Mean, "accuracy": keras.metrics.Mean, "perplexity": Perplexity}
-    if not objective.perplexity:
-        del kinds["perplexity"]
+    kinds = {"loss": keras.metrics.Mean, "accuracy": keras.metrics.Mean}
+    kinds |= {"perplexity": Perplexity} if objective.perplexity else {}
     return {measure: kind(name=f"{objective.name}_{measure}") for measure, kind in kinds.items()}
 
 
@@ -101,33 +100,28 @@ class Pretrainer(TrainingSteps, keras.Model):
         self.encoders = dict.fromkeys(names, encoder) | dict(encoders or {})
         for objective in self.objectives:
             _check_output(objective, self.encoders[objective.name])
-        self.heads = {
-            objective.name: objective.head(self.encoders[objective.name]) for objective in self.objectives
-        }
-        self._losses_of = {objective.name: objective.loss() for objective in self.objectives}
-        self._measures_of = {objective.name: _measures(objective) for objective in self.objectives}
+        self.heads = {one.name: one.head(self.encoders[one.name]) for one in self.objectives}
+        self._losses_of = {one.name: one.loss() for one in self.objectives}
+        self._measures_of = {one.name: _measures(one) for one in self.objectives}
         self._tokens = keras.metrics.Sum(name="tokens") if count_tokens else None
         self.built = True
 
-    def _reads_pooler(self, encoder: BertEncoder) -> bool:
-        read = [one.reads for one in self.objectives if self.encoders[one.name] is encoder]
-        return POOLED_OUTPUT in read
-
-    @property
-    def _unread(self) -> set[int]:
-        """Variables of poolers that no objective reads. They get no gradient, of which Keras would warn."""
-        poolers = [one.pooler for one in self.encoders.values() if not self._reads_pooler(one)]
-        return {id(variable) for pooler in poolers for variable in pooler.variables}
+    def _read(self, variables: Iterable[keras.Variable]) -> list[keras.Variable]:
+        """The variables but for poolers that no objective reads: they get no gradient, of which Keras would warn."""
+        read = {id(self.encoders[one.name]) for one in self.objectives if one.reads == POOLED_OUTPUT}
+        poolers = [one.pooler for one in self.encoders.values() if id(one) not in read]
+        unread = {id(variable) for pooler in poolers for variable in pooler.variables}
+        return [one for one in variables if id(one) not in unread]
 
     @property
     def trainable_variables(self) -> list[keras.Variable]:
         """The variables that the objectives train."""
-        return [one for one in super().trainable_variables if id(one) not in self._unread]
+        return self._read(super().trainable_variables)
 
     @property
     def trainable_weights(self) -> list[keras.Variable]:
         """The weights that the objectives train."""
-        return [one for one in super().trainable_weights if id(one) not in self._unread]
+        return self._read(super().trainable_weights)
 
     @property
     def non_trainable_variables(self) -> list[keras.Variable]:
@@ -166,13 +160,9 @@ class Pretrainer(TrainingSteps, keras.Model):
         super().compile(optimizer, **keywords)
 
     def call(self, features: Features, training: bool = False) -> dict[str, Any]:
-        """Features -> {objective: logits}."""
         features = self._at_masked_positions(features, self.encoder)
         outputs = self.encoder(features, training=training)
-        return {
-            objective.name: objective.logits(self.heads[objective.name], outputs, features)
-            for objective in self.objectives
-        }
+        return {one.name: one.logits(self.heads[one.name], outputs, features) for one in self.objectives}
 
     def _at_masked_positions(self, features: Features, encoder: BertEncoder) -> Features:
         """The features with `output_positions` where only the masked positions of an encoder's last block are read."""
@@ -227,10 +217,8 @@ class Pretrainer(TrainingSteps, keras.Model):
 
         `loss` is the sum over the objectives: Keras would weigh the loss of a batch by its rows, padding rows included.
         """
-        losses = [
-            self.objective_weights[name] * measures["loss"].result()
-            for name, measures in self._measures_of.items()
-        ]
+        means = {name: measures["loss"].result() for name, measures in self._measures_of.items()}
+        losses = [self.objective_weights[name] * mean for name, mean in means.items()]
         return super().get_metrics_result() | {"loss": sum(losses)}
 
     def _targets(self, y: Any, y_pred: Any, sample_weight: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -295,23 +283,16 @@ class ElectraPretrainer(Pretrainer):
     ) -> ElectraPretrainer:
         """Raises ValueError where the objectives are not MaskedLM and ReplacedTokens."""
         match objectives:
-            case [MaskedLM() as masked_lm, ReplacedTokens() as replaced]:
-                pass
+            case [MaskedLM() as masked_lm, ReplacedTokens(replaced_weight=weight, generator_share=share)]:
+                generator = generator_config(encoder.config, share=share)
             case _:
                 names = ", ".join(type(one).__name__ for one in objectives)
                 raise BertKerasError(
                     f"objectives are {names}; give MaskedLM and ReplacedTokens for an ElectraPretrainer."
                 )
-        return cls(
-            encoder,
-            masked_lm,
-            generator=generator_config(encoder.config, share=replaced.generator_share),
-            replaced_weight=replaced.replaced_weight,
-            count_tokens=count_tokens,
-        )
+        return cls(encoder, masked_lm, generator=generator, replaced_weight=weight, count_tokens=count_tokens)
 
     def call(self, features: Features, training: bool = False) -> dict[str, Any]:
-        """Features -> logits by objective, and the labels of replaced tokens."""
         masked_lm, replaced_tokens = self.objectives
         masked = self._at_masked_positions(features, self.generator)
         hidden = self.generator(masked, training=training)
@@ -345,10 +326,6 @@ def _put(features: Features, values: Any) -> Any:
     return ops.scatter_update(wider, indices, ops.reshape(values, (-1,)))[:, :length]
 
 
-# Objectives that need a model of their own; Pretrainer learns all others.
-PRETRAINERS: Mapping[type[Objective], type[Pretrainer]] = {ReplacedTokens: ElectraPretrainer}
-
-
 def choose_pretrainer(objectives: Iterable[type[Objective]]) -> type[Pretrainer]:
     """The class of the model that learns these objectives together."""
-    return next((PRETRAINERS[one] for one in objectives if one in PRETRAINERS), Pretrainer)
+    return ElectraPretrainer if ReplacedTokens in [*objectives] else Pretrainer

@@ -38,10 +38,8 @@ def replica_sum(values: Any) -> Any:
         return context.all_reduce("SUM", values)
 
     def add_up(strategy: Any, *copies: Any) -> Any:
-        places = [one.device if isinstance(one, tf.Tensor) else one for one in copies]
-        return strategy.extended.batch_reduce_to(
-            tf.distribute.ReduceOp.SUM, [*zip(copies, places, strict=True)]
-        )
+        placed = [(one, one.device if isinstance(one, tf.Tensor) else one) for one in copies]
+        return strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, placed)
 
     return tf.nest.pack_sequence_as(values, context.merge_call(add_up, args=tf.nest.flatten(values)))
 
@@ -108,10 +106,8 @@ def count_workers(strategy: Any) -> int:
     """The number of processes of a strategy."""
     import tensorflow as tf
 
-    if (
-        not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-        or strategy.cluster_resolver is None
-    ):
+    several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    if not several or strategy.cluster_resolver is None:
         return 1
     addresses = strategy.cluster_resolver.cluster_spec().as_dict()
     return sum(len(addresses.get(kind, ())) for kind in ("chief", "worker")) or 1
@@ -142,9 +138,8 @@ def check_order(data: Any, *, shuffle: Any) -> None:
 
 def _shuffles_without_seed(data: Any) -> bool:
     """True if a shuffle on the way to a tf.data.Dataset had no seed and TensorFlow no global one when it was made."""
-    if type(data).__name__ == "_ShuffleDataset" and not (int(data._seed) or int(data._seed2)):
-        return True
-    return any(map(_shuffles_without_seed, data._inputs()))
+    own = type(data).__name__ == "_ShuffleDataset" and not (int(data._seed) or int(data._seed2))
+    return own or any(map(_shuffles_without_seed, data._inputs()))
 
 
 def chooses_parts(data: Any) -> bool:

@@ -34,7 +34,6 @@ class WarmupLinearDecay(keras.optimizers.schedules.LearningRateSchedule):
         return ops.where(step < self.warmup_steps, rising, falling)
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
         return {"peak": self.peak, "total_steps": self.total_steps, "warmup_steps": self.warmup_steps}
 
 
@@ -51,7 +50,6 @@ class SlantedTriangular(WarmupLinearDecay):
     ratio = 32  # the paper's
 
     def __call__(self, step: Any) -> Any:
-        """Step, a scalar -> rate, float32."""
         step, cut = ops.cast(step, "float32"), self.warmup_steps
         rising = step / max(1, cut)
         falling = 1.0 - (step - cut) / max(1, self.total_steps - cut)

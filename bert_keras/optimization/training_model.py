@@ -5,13 +5,15 @@ strategies) belong here and nowhere else.
 """
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 
 from bert_keras.errors import BertKerasError
-from bert_keras.optimization.losses import GlobalMean, micro_batches, warn_of_probabilities
+from bert_keras.model.kernels import on_tensorflow
+from bert_keras.optimization.losses import GlobalMean, micro_batches, name_of, warn_of_probabilities
 from bert_keras.optimization.optimizers import ACCUMULATION
 from bert_keras.optimization.replicas import (
     check_order,
@@ -25,10 +27,8 @@ from bert_keras.optimization.replicas import (
 class TrainingSteps:
     """The steps of `fit` and `evaluate`, for a model that lists this class before `keras.Model`.
 
-    A step logs the results of the metrics over all replicas. Keras' own step logs the mean of the replicas' results. To build a
-    model under a strategy, Keras reads a first batch: it fails where the replicas' parts differ in size, and the data's
-    order moves on.
-    Other backends keep Keras' steps.
+    A step logs the results of the metrics over all replicas, where Keras' own step logs the mean of the replicas' results. Other
+    backends keep Keras' steps.
     """
 
     micro_batch: int | None = None
@@ -56,12 +56,10 @@ class TrainingSteps:
         warn_of_probabilities(self, given)
 
     def get_compile_config(self: Any) -> Any:
-        """The arguments of `compile`."""
         config = super().get_compile_config()  # type: ignore[misc]
         return config | {"micro_batch": self.micro_batch} if config and self.micro_batch else config
 
     def compile_from_config(self: Any, config: dict[str, Any]) -> None:
-        """Compiles a loaded model as `get_compile_config` says."""
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.optimizer is not None and self.built:
             self.optimizer.build(self.trainable_variables)
@@ -72,13 +70,15 @@ class TrainingSteps:
         A data set is not autotuned, unless its options say so: `without_autotuning` says why.
         """
         self._initial_epoch = None  # a BackupAndRestore of an earlier `fit` left its epoch here
-        if keras.backend.backend() == "tensorflow" and count_workers(self.distribute_strategy) > 1:
-            x = keywords.get("x", arguments[0] if arguments else None)
-            check_order(x, shuffle=keywords.get("shuffle", True))
-        given: Sequence[Any] = arguments
-        if self.steps_per_execution > 1 and keras.backend.backend() == "tensorflow":
-            given, keywords = with_callback(WholeEpochs(), arguments, keywords)
-        return super().fit(*map(prepared, given), **_all_prepared(keywords))  # type: ignore[misc]
+        fit = super().fit  # type: ignore[misc]
+        given = inspect.signature(fit).bind(*arguments, **keywords)
+        if on_tensorflow() and count_workers(self.distribute_strategy) > 1:
+            check_order(given.arguments.get("x"), shuffle=given.arguments.get("shuffle", True))
+        callbacks = given.arguments.get("callbacks")
+        has_model = isinstance(callbacks, keras.callbacks.CallbackList)
+        if self.steps_per_execution > 1 and on_tensorflow() and not has_model:
+            given.arguments["callbacks"] = [WholeEpochs(), *keras.tree.flatten(callbacks or [])]
+        return fit(*map(prepared, given.args), **_all_prepared(given.kwargs))
 
     def evaluate(self: Any, *arguments: Any, **keywords: Any) -> Any:
         """As Keras does; batches are divided as in `fit`."""
@@ -90,7 +90,7 @@ class TrainingSteps:
 
     def train_step(self: Any, *data: Any) -> Any:
         """One update from one replica's part of a batch, (x, y) or (x, y, sample_weight)."""
-        if keras.backend.backend() != "tensorflow":
+        if not on_tensorflow():
             return super().train_step(*data)  # type: ignore[misc]
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(*data)
         made = self._gradients if self.micro_batch is None else self._accumulated
@@ -101,7 +101,7 @@ class TrainingSteps:
 
     def test_step(self: Any, *data: Any) -> Any:
         """One replica's part of a batch, measured."""
-        if keras.backend.backend() != "tensorflow":
+        if not on_tensorflow():
             return super().test_step(*data)  # type: ignore[misc]
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(*data)
         y_pred = self(x, training=False)
@@ -216,23 +216,25 @@ class TrainingSteps:
 
     def make_train_function(self: Any, force: bool = False) -> Callable[..., Any]:
         """Makes the function that `fit` calls with an iterator: it runs `steps_per_execution` steps."""
-        if keras.backend.backend() != "tensorflow":
+        if not on_tensorflow():
             return super().make_train_function(force)  # type: ignore[misc]
         if self.train_function is None or force:
             self.train_function = make_function(self, self.train_step, left=lambda: self.steps_left)
         return self.train_function
 
     def make_test_function(self: Any, force: bool = False) -> Callable[..., Any]:
-        """Makes the function that `evaluate` calls with an iterator."""
-        if keras.backend.backend() != "tensorflow":
+        if not on_tensorflow():
             return super().make_test_function(force)  # type: ignore[misc]
         if self.test_function is None or force:
             self.test_function = make_function(self, self.test_step)
         return self.test_function
 
     def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
-        """Builds the metrics from the data's specification, where Keras reads and averages the replicas' first batches."""
-        if keras.backend.backend() == "tensorflow":
+        """Builds the metrics from the data's specification, where Keras reads a first batch of each replica.
+
+        Keras fails where the replicas' parts differ in size, and moves the order of the data on.
+        """
+        if on_tensorflow():
             if self._distribute_strategy is None:  # Keras builds in the trace
                 return
             if iterator is not None:
@@ -262,11 +264,7 @@ def _scale_loss(model: Any) -> None:
 def _check_scaling(model: Any) -> None:
     """Raises BertKerasError for float16 under several replicas: each would judge by its own gradients if a step is skipped."""
     scales = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
-    if (
-        scales
-        and keras.backend.backend() == "tensorflow"
-        and model.distribute_strategy.num_replicas_in_sync > 1
-    ):
+    if scales and on_tensorflow() and model.distribute_strategy.num_replicas_in_sync > 1:
         raise BertKerasError(
             "the optimizer scales the loss, as float16 needs, and there are several replicas, which cannot agree on a scale; "
             "take the policy mixed_bfloat16 or float32, or one device."
@@ -274,7 +272,6 @@ def _check_scaling(model: Any) -> None:
 
 
 def _check_accumulation(model: Any) -> None:
-    """Raises BertKerasError where a model cannot accumulate gradients as `compile` asks."""
     inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # of a LossScaleOptimizer
     if getattr(inner, "gradient_accumulation_steps", None):
         raise BertKerasError(ACCUMULATION)
@@ -282,7 +279,7 @@ def _check_accumulation(model: Any) -> None:
         return
     if model.micro_batch < 1:
         raise BertKerasError(f"micro_batch is {model.micro_batch}; give at least 1 row.")
-    if keras.backend.backend() != "tensorflow":
+    if not on_tensorflow():
         raise BertKerasError(
             f"micro_batch is {model.micro_batch} on the backend {keras.backend.backend()}; it needs tensorflow."
         )
@@ -293,10 +290,9 @@ def _check_accumulation(model: Any) -> None:
         )
     for loss in losses:
         if not isinstance(loss, GlobalMean):
-            name = getattr(loss, "name", None) or getattr(loss, "__name__", loss)
             raise BertKerasError(
-                f"micro_batch is {model.micro_batch} and the loss is {name}, whose mean over a batch is not known from its "
-                "micro-batches; give bert_keras' GlobalMean."
+                f"micro_batch is {model.micro_batch} and the loss is {name_of(loss)}, whose mean over a batch is not known from "
+                "its micro-batches; give bert_keras' GlobalMean."
             )
 
 
@@ -411,17 +407,3 @@ class WholeEpochs(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         steps = self.params["steps"]  # None for data of unknown length, which ends the epoch itself
         self.model.steps_left = None if steps is None else steps - batch
-
-
-def with_callback(
-    callback: keras.callbacks.Callback, arguments: Sequence[Any], keywords: Mapping[str, Any]
-) -> tuple[Sequence[Any], dict[str, Any]]:
-    """The arguments of `fit` with one more callback. A CallbackList, which has its model already, is left as it is."""
-    place = 5  # of callbacks
-    given = arguments[place] if len(arguments) > place else keywords.get("callbacks")
-    if isinstance(given, keras.callbacks.CallbackList):
-        return arguments, dict(keywords)
-    more = [callback, *keras.tree.flatten(given or [])]
-    if len(arguments) > place:
-        return [*arguments[:place], more, *arguments[place + 1 :]], dict(keywords)
-    return arguments, {**keywords, "callbacks": more}

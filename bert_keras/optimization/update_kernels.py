@@ -9,10 +9,12 @@ from typing import Any
 import keras
 from keras import ops
 
+from bert_keras.model.kernels import on_tensorflow
+
 
 def dense(gradient: Any) -> Any:
     """The gradient as one tensor; TensorFlow gives that of an embedding as slices, in which a row may repeat."""
-    if keras.backend.backend() != "tensorflow":
+    if not on_tensorflow():
         return gradient
     import tensorflow as tf
 
@@ -22,7 +24,7 @@ def dense(gradient: Any) -> Any:
 def square_sum(x: Any) -> Any:
     """The sum of the squares of all numbers: a float32 or wider number."""
     wide = x if keras.backend.standardize_dtype(x.dtype) == "float64" else ops.cast(x, "float32")
-    if keras.backend.backend() != "tensorflow":
+    if not on_tensorflow():
         return ops.sum(ops.square(wide))
     import tensorflow as tf
 
@@ -30,12 +32,8 @@ def square_sum(x: Any) -> Any:
 
 
 def decay(variable: Any, rate: Any) -> None:
-    """Subtracts rate * variable from a variable.
-
-    variable: as Keras gives it to an optimizer's `update_step`, on TensorFlow a tf.Variable
-    rate: a number of the variable's dtype
-    """
-    if keras.backend.backend() != "tensorflow":
+    """Subtracts rate * variable from a variable, on TensorFlow a tf.Variable; rate: a number of its dtype."""
+    if not on_tensorflow():
         variable.assign(variable - rate * variable)
         return
     import tensorflow as tf
@@ -56,12 +54,8 @@ def adam(
     beta_2: Any,
     epsilon: float,
 ) -> None:
-    """Adam's step without bias correction, one pass over all three on TensorFlow.
-
-    variable: as in `decay`
-    rate, beta_1, beta_2: numbers of the variable's dtype, or Python's
-    """
-    if keras.backend.backend() != "tensorflow":
+    """Adam's step without bias correction, one pass over all three on TensorFlow; numbers of its dtype, or Python's."""
+    if not on_tensorflow():
         momentum.assign(momentum + (gradient - momentum) * (1 - beta_1))
         velocity.assign(velocity + (ops.square(gradient) - velocity) * (1 - beta_2))
         variable.assign(variable - rate * momentum / (ops.sqrt(velocity) + epsilon))

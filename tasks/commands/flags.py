@@ -14,7 +14,7 @@ from bert_keras.cli.console import PATH, SEVERAL, note, print_errors_only, start
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import add_flags, flag_of, format_value, names_of
-from bert_keras.model.precision import slowness
+from bert_keras.model.choices import slowness
 from bert_keras.tasks.devices.cluster import CLUSTER, check_cluster, other_workers
 from bert_keras.tasks.hparams import STRATEGIES, Hparams
 from bert_keras.tasks.options import PRETRAINED_TASKS, TAGGING_DEFAULTS, TASK_DEFAULTS, TASK_OPTIONS

@@ -13,7 +13,7 @@ import tensorflow as tf
 from bert_keras.errors import BertKerasError, first_line
 from bert_keras.features import ALL_ROWS, WorkerRows
 from bert_keras.io.signals import unhandled
-from bert_keras.model.precision import slowness
+from bert_keras.model.choices import slowness
 from bert_keras.optimization.replicas import count_workers, replica_gather, replica_sum
 from bert_keras.tasks.devices.cluster import CLUSTER, check_cluster
 from bert_keras.tasks.hparams import STRATEGIES

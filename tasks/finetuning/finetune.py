@@ -13,9 +13,9 @@ from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
 from bert_keras.features import POOLED_OUTPUT, WorkerRows
 from bert_keras.io.folders import Folder
+from bert_keras.model.choices import training_policy
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import bilstm_of
-from bert_keras.model.precision import training_policy
 from bert_keras.tasks.batches import count, dataset
 from bert_keras.tasks.devices.strategies import (
     check_micro_batch,

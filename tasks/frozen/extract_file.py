@@ -15,7 +15,7 @@ from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.io.files import atomic_file, sync
 from bert_keras.io.paths import did_you_mean, to_path
-from bert_keras.model.layer_choices import is_mixed, places_of
+from bert_keras.model.choices import is_mixed, places_of
 from bert_keras.tasks.data.sources import listing, refuse_forms
 from bert_keras.tasks.frozen.cache import Cache, writing_cache
 from bert_keras.tasks.frozen.extractor import Example, Extractor, text_units

@@ -216,7 +216,7 @@ class Extractor:
         the outputs OUTPUTS, whose weights must stay as they are from the first call on
     places: the layers, 0 is the embeddings
     dtype: of the vectors, one of DTYPES
-    precision: the format in which a checkpoint's encoder computes: one of bert_keras.model.precision.PRECISIONS, or a policy
+    precision: the format in which a checkpoint's encoder computes: one of bert_keras.model.choices.PRECISIONS, or a policy
     batch_size: examples that are read at once, and windows that the encoder computes at once
 
     Raises BertKerasError for an unknown dtype.

@@ -29,9 +29,8 @@ from bert_keras.errors import BertKerasError
 from bert_keras.features import ENCODER_INPUTS
 from bert_keras.io.folders import Folder
 from bert_keras.io.paths import to_path
+from bert_keras.model.choices import places_of, training_policy
 from bert_keras.model.feature_bilstm import VECTORS, FrozenNetwork, bilstm_of
-from bert_keras.model.layer_choices import places_of
-from bert_keras.model.precision import training_policy
 from bert_keras.optimization.training_model import TrainingSteps
 from bert_keras.tasks.batches import dataset
 from bert_keras.tasks.devices.workers import Workers

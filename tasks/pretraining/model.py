@@ -19,8 +19,8 @@ from bert_keras.errors import BertKerasError
 from bert_keras.features import WorkerRows
 from bert_keras.fields import Masking, names_of
 from bert_keras.io.json_files import shortened
+from bert_keras.model.choices import training_policy
 from bert_keras.model.encoder import BertEncoder
-from bert_keras.model.precision import training_policy
 from bert_keras.optimization.objectives import (
     LeftToRight,
     MaskedLM,

@@ -16,9 +16,9 @@ from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_OUTPUTS, EXAMPLE_INDEX
 from bert_keras.fields import field_types
 from bert_keras.io.json_files import FLAG, one_of
 from bert_keras.io.json_files import TEXT as STRING
+from bert_keras.model.choices import check_layers, is_mixed, places_of
 from bert_keras.model.encoder import BertEncoder, encoder_inputs, gather_positions, pooled_position
 from bert_keras.model.heads import mean_of_tokens
-from bert_keras.model.layer_choices import check_layers, is_mixed, places_of
 from bert_keras.tasks.data.sources import Source
 from bert_keras.tasks.options import FeatureOptions, WindowOptions
 from bert_keras.tasks.task import Features, Raw, Task

@@ -12,9 +12,9 @@ from typing import Any
 import keras
 
 from bert_keras.errors import BertKerasError, first_names
+from bert_keras.model.choices import PRECISIONS
 from bert_keras.model.feature_bilstm import bilstm_of
 from bert_keras.model.layers import denses_in
-from bert_keras.model.precision import PRECISIONS
 from bert_keras.tasks.runs.run_folder import Run, load_run
 from bert_keras.tasks.task import Problem
 from bert_keras.tasks.training.task_model import encoder_of, freeze, frozen_layers, network_of

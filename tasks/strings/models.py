@@ -16,7 +16,7 @@ import tensorflow as tf
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.io.paths import did_you_mean, for_tensorflow, to_path
-from bert_keras.model.precision import PRECISIONS
+from bert_keras.model.choices import PRECISIONS
 from bert_keras.tasks.data.conll import OUTSIDE
 from bert_keras.tasks.hparams import BILSTM_SETTINGS, Hparams
 from bert_keras.tasks.options import (

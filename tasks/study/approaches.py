@@ -21,7 +21,7 @@ from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
 from bert_keras.io.files import locked
 from bert_keras.io.paths import to_path
-from bert_keras.model.layer_choices import places_of
+from bert_keras.model.choices import places_of
 from bert_keras.tasks.batches import cardinality
 from bert_keras.tasks.data.sources import Source
 from bert_keras.tasks.devices.strategies import strategy

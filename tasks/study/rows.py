@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bert_keras.errors import BertKerasError
-from bert_keras.model.layer_choices import LAYERS, check_layers
+from bert_keras.model.choices import LAYERS, check_layers
 from bert_keras.tasks.hparams import FEATURE_RATE, OF_FEATURES, Hparams
 from bert_keras.tasks.options import TAGGING_DEFAULTS, ProtocolOptions
 

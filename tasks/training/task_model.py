@@ -20,9 +20,9 @@ from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError, first_names
 from bert_keras.features import POOLED_OUTPUT, SEQUENCE_OUTPUT
 from bert_keras.io.files import atomic_file
+from bert_keras.model.choices import places_of
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import OUTPUTS, FeatureEncoder, StoredVectors
-from bert_keras.model.layer_choices import places_of
 from bert_keras.optimization.optimizers import AdamW
 from bert_keras.optimization.schedules import SCHEDULES
 from bert_keras.tasks.hparams import Hparams

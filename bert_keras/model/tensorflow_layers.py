@@ -1,12 +1,7 @@
-"""A SavedModel in TensorFlow Hub's form as a Keras 3 layer, without tensorflow_hub.
-
-In: the folder of a text preprocessor, of an encoder, or of anything else that `tf.saved_model.load` makes callable. Out: a layer
-whose weights are the module's own variables: Keras counts, trains, freezes and saves them.
-
-Source: TensorFlow Hub, "Reusable SavedModels" and "Common SavedModel APIs for text tasks".
-"""
+"""The layers that only TensorFlow runs: a Preprocessor, and a SavedModel in TensorFlow Hub's form, inside a Keras model."""
 
 import atexit
+import base64
 import contextlib
 import inspect
 import pathlib
@@ -21,8 +16,113 @@ from keras.src.saving.serialization_lib import in_safe_mode
 
 import bert_keras.text.normal_forms  # noqa: F401 (TensorFlow Text's ops, which preprocessors are made of)
 from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.features import DTYPE, ENCODER_INPUTS
 from bert_keras.io.formats import check_saved_model
 from bert_keras.io.paths import for_tensorflow, to_path
+from bert_keras.text.byte_bpe import ByteBPE
+from bert_keras.text.preprocessing import Preprocessor
+from bert_keras.text.sentencepiece import SentencePiece
+from bert_keras.text.tokenizer import Tokenizer
+from bert_keras.text.wordpiece import WordPiece
+
+
+@keras.saving.register_keras_serializable("bert_keras")
+class PreprocessorLayer(keras.layers.Layer):
+    """Calls a Preprocessor inside a functional or Sequential model, on the TensorFlow backend.
+
+    preprocess: its settings and its vocabulary are part of the layer's config
+
+    Called on string [B] or [B, 1], or on a list of two of them, the segments, it returns the encoder's inputs: int32 [B, S]. A
+    list of Python strings is one batch. Raises ValueError on another backend.
+    """
+
+    def __init__(
+        self, preprocess: Preprocessor, *, name: str | None = None, dtype: Any = None, trainable: bool = True
+    ) -> None:
+        if keras.backend.backend() != "tensorflow":
+            raise BertKerasError(
+                f"Keras runs on {keras.backend.backend()}, which has no strings; call the Preprocessor itself on the data, or "
+                "set KERAS_BACKEND=tensorflow."
+            )
+        super().__init__(name=name, dtype=dtype, trainable=trainable)
+        self.preprocess = preprocess
+        self.supports_jit = False  # XLA takes no strings
+        # As in keras.layers.TextVectorization: Python strings are no tensors yet.
+        self._convert_input_args = False
+        self._allow_non_tensor_positional_args = True
+        self.built = True
+
+    def call(self, text: Any) -> dict[str, Any]:
+        return self.preprocess(*map(_row, _segments(text)))
+
+    def compute_output_spec(self, text: Any) -> dict[str, Any]:
+        """Shapes without running."""
+        length = None if self.preprocess.pad_to_longest else self.preprocess.seq_length
+        return {
+            name: keras.KerasTensor((_segments(text)[0].shape[0], length), DTYPE) for name in ENCODER_INPUTS
+        }
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments from which `from_config` rebuilds the layer, its vocabulary among them."""
+        settings = ("seq_length", "pad_to_longest", "multiple_of", "truncation")
+        preprocess = {"tokenizer": _tokenizer_config(self.preprocess.tokenizer)}
+        preprocess |= {name: getattr(self.preprocess, name) for name in settings}
+        return super().get_config() | {"preprocess": preprocess}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "PreprocessorLayer":
+        settings = dict(config["preprocess"])
+        tokenizer = _tokenizer(settings.pop("tokenizer"))
+        return cls(**(config | {"preprocess": Preprocessor(tokenizer, **settings)}))
+
+
+def _segments(text: Any) -> list[Any]:
+    """One or two batches of strings."""
+    several = isinstance(text, list | tuple) and not all(isinstance(one, str | bytes) for one in text)
+    return list(text) if several else [text]
+
+
+def _row(text: Any) -> Any:
+    """String [B, 1] -> [B]."""
+    return keras.ops.squeeze(text, -1) if len(getattr(text, "shape", ())) == 2 else text
+
+
+def _tokenizer_config(tokenizer: Tokenizer) -> dict[str, Any]:
+    if isinstance(tokenizer, WordPiece):
+        # One string: Keras would visit every item of a list.
+        return {
+            "wordpiece": "\n".join(tokenizer.vocabulary),
+            "lower_case": tokenizer.lower_case,
+            "special_tokens_in_text": tokenizer.special_tokens_in_text,
+        }
+    if isinstance(tokenizer, SentencePiece):
+        return {
+            "sentencepiece": base64.b64encode(tokenizer.model).decode(),
+            "lower_case": tokenizer.lower_case,
+        }
+    if isinstance(tokenizer, ByteBPE):
+        return {
+            "byte_bpe": "\n".join(tokenizer.vocabulary),
+            "merges": "\n".join(tokenizer.merges),
+            "special_tokens_in_text": tokenizer.special_tokens_in_text,
+        }
+    raise BertKerasError(
+        f"a model with a {type(tokenizer).__name__} cannot be saved; WordPiece, SentencePiece and ByteBPE can."
+    )
+
+
+def _tokenizer(config: Mapping[str, Any]) -> Tokenizer:
+    settings = dict(config)
+    if "wordpiece" in settings:
+        return WordPiece(settings.pop("wordpiece").split("\n"), **settings)
+    if "byte_bpe" in settings:
+        return ByteBPE(settings.pop("byte_bpe").split("\n"), settings.pop("merges").splitlines(), **settings)
+    return SentencePiece(base64.b64decode(settings.pop("sentencepiece")), **settings)
+
+
+# -----------------------------------------------------------------------------------------------------------
+# A SavedModel as a layer, without tensorflow_hub: its weights are the module's own variables, which Keras counts, trains, freezes
+# and saves. Source: TensorFlow Hub, "Reusable SavedModels" and "Common SavedModel APIs for text tasks".
 
 
 @keras.saving.register_keras_serializable("bert_keras")
@@ -90,9 +190,8 @@ class HubLayer(keras.layers.Layer):
         specs = keras.tree.map_structure(_tensor_spec, inputs)
         with keras.StatelessScope():
             traced = tf.function(lambda given: self.call(given, training=training), autograph=False)
-            return keras.tree.map_structure(
-                _keras_tensor, traced.get_concrete_function(specs).structured_outputs
-            )
+            outputs = traced.get_concrete_function(specs).structured_outputs
+            return keras.tree.map_structure(_keras_tensor, outputs)
 
     def _check_outputs(self, results: Any) -> None:
         wanted = self.outputs_wanted
@@ -115,7 +214,7 @@ class HubLayer(keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "HubLayer":
-        """The inverse of `get_config`. Raises ValueError during a load in safe mode, which must not run a SavedModel."""
+        """Raises ValueError during a load in safe mode, which must not run a SavedModel."""
         if in_safe_mode():
             raise BertKerasError(
                 f"the saved model loads the SavedModel at {config['path']}, which can run any code; if you trust both, "
@@ -158,10 +257,9 @@ def _tensor_spec(tensor: keras.KerasTensor) -> tf.TypeSpec:
 
 
 def _keras_tensor(tensor: tf.Tensor | tf.RaggedTensor) -> keras.KerasTensor:
-    ragged = (
-        {"ragged": True, "ragged_rank": tensor.ragged_rank} if isinstance(tensor, tf.RaggedTensor) else {}
-    )
-    return keras.KerasTensor(tensor.shape, tensor.dtype, **ragged)
+    if isinstance(tensor, tf.RaggedTensor):
+        return keras.KerasTensor(tensor.shape, tensor.dtype, ragged=True, ragged_rank=tensor.ragged_rank)
+    return keras.KerasTensor(tensor.shape, tensor.dtype)
 
 
 def _by_keyword(signature: Callable[..., Any]) -> Callable[..., Any]:
@@ -185,7 +283,6 @@ def _keras_variables(part: Any) -> list[keras.Variable]:
         with contextlib.ExitStack() as stack:
             for scope in scopes:
                 stack.enter_context(keras.name_scope(scope))
-            found.append(
-                keras.Variable(variable, dtype=variable.dtype, trainable=id(variable) in ids, name=name)
-            )
+            trains = id(variable) in ids
+            found.append(keras.Variable(variable, dtype=variable.dtype, trainable=trains, name=name))
     return found

@@ -1,8 +1,10 @@
-"""The choices of an encoder's layers to combine into a vector: the rows of Table 7, and layers by number.
+"""Choices that settings make about an encoder: the layers to combine into a vector, and the number format.
 
-Source: Devlin et al. 2019, Table 7.
+No TensorFlow, no Keras.
 """
 
+import pathlib
+import platform
 from typing import NamedTuple
 
 from bert_keras.errors import BertKerasError
@@ -74,3 +76,50 @@ def places_of(layers: str, *, num_layers: int) -> tuple[int, ...]:
             f"{layers} needs {LAYERS[layers].needs} blocks and the encoder has {num_layers}; choose other layers."
         )
     return tuple(range(num_layers + 1))[LAYERS[layers].chosen]
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Precisions: the number formats that a model computes in, as Keras' dtype policies
+#
+# A training in bfloat16 or float16 keeps its weights in float32 and computes in the narrow format ("mixed_bfloat16"); an
+# inference keeps the weights in it too ("bfloat16"). Norms, losses, BiLSTMs and logits are float32 in both. Only the masked LM's
+# product with the vocabulary is narrow, and its logits are rounded to the narrow format.
+
+PRECISIONS = ("float32", "bfloat16", "float16")
+CPU_INFO = pathlib.Path("/proc/cpuinfo")
+# Format -> the names in CPU_INFO of instructions that multiply matrices of it: x86-64, then 64-bit ARM.
+_INSTRUCTIONS = {
+    "bfloat16": {"avx512_bf16", "amx_bf16", "bf16"},
+    "float16": {"avx512_fp16", "amx_fp16", "asimdhp"},
+}
+
+
+def training_policy(precision: str) -> str:
+    """The name of Keras' dtype policy for a training: its variables are float32."""
+    return precision if precision == "float32" else f"mixed_{precision}"
+
+
+def is_fast(precision: str) -> bool | None:
+    """True where the processor has instructions for matrices of this format; None where it does not say."""
+    if precision not in _INSTRUCTIONS:
+        return True
+    if platform.machine().lower() not in ("x86_64", "amd64", "aarch64", "arm64"):
+        return None
+    try:
+        lines = CPU_INFO.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:  # another system than Linux
+        return None
+    flags = next((line.partition(":")[2] for line in lines if line.startswith(("flags", "Features"))), None)
+    return None if flags is None else not _INSTRUCTIONS[precision].isdisjoint(flags.split())
+
+
+def slowness(precision: str, *, accelerated: bool) -> list[str]:
+    """A line of warning if the processor has no instructions for this format, in a list; else an empty list.
+
+    accelerated: True where a GPU or TPU computes
+    """
+    slow = not accelerated and is_fast(precision) is False
+    warning = (
+        f"warning: this processor has no {precision} instructions; {precision} may be slower than float32"
+    )
+    return [warning] if slow else []
