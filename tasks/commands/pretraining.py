@@ -161,14 +161,7 @@ def _run_plan(args: argparse.Namespace) -> None:
         )
     source = args.checkpoint and BertConfig.load(args.checkpoint)
     config = recipe.config(vocab_size=UNCASED_TOKENS, source=source or None)
-    found = estimate(
-        recipe,
-        config,
-        devices=options.devices,
-        micro_batch=recipe.hparams.micro_batch,
-        rematerialize=recipe.hparams.rematerialize,
-        teraflops=options.teraflops,
-    )
+    found = estimate(recipe, config, devices=options.devices, teraflops=options.teraflops)
     if args.json:
         print(json.dumps({"recipe": args.recipe, "config": config.to_dict(), **found.to_json()}))
         return
