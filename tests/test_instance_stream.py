@@ -14,11 +14,9 @@ from instance_texts import PIECES, WORDS_OF, each, rows, rows_of, segment, texts
 from bert_keras.errors import BertKerasError
 from bert_keras.features import (
     ALL_ROWS,
-    ENCODER_INPUTS,
     INPUT_WORD_IDS,
     MASKED_LM_IDS,
     MASKED_LM_WEIGHTS,
-    NEXT_SENTENCE_LABEL,
     WORD_STARTS,
     WorkerRows,
 )
@@ -76,13 +74,6 @@ def test_a_stream_starts_at_any_shard():
 def test_a_stream_can_be_read_again():
     for dataset in (streamed(epochs=2), streamed(epochs=None).take(100)):
         assert rows(dataset) == rows(dataset)
-
-
-def test_a_stream_has_features():
-    spec = streamed().element_spec
-    assert {*spec} == {*ENCODER_INPUTS, NEXT_SENTENCE_LABEL}
-    assert all(spec[name] == tf.TensorSpec([32], tf.int32) for name in ENCODER_INPUTS)
-    assert spec[NEXT_SENTENCE_LABEL] == tf.TensorSpec([], tf.int32)
 
 
 def test_a_stream_makes_what_the_pure_function_does():

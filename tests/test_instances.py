@@ -115,25 +115,6 @@ def test_masks_are_all_that_masking_adds(written, tmp_path):
     assert hidden > 0.8 * len(plain)
 
 
-def google_spec(seq_length, predictions):
-    """Reads files like google-research/bert run_pretraining.py."""
-    lengths = {"input_ids": seq_length, "input_mask": seq_length, "segment_ids": seq_length}
-    lengths |= {"masked_lm_positions": predictions, "masked_lm_ids": predictions, "next_sentence_labels": 1}
-    spec = {name: tf.io.FixedLenFeature([length], tf.int64) for name, length in lengths.items()}
-    return spec | {"masked_lm_weights": tf.io.FixedLenFeature([predictions], tf.float32)}
-
-
-def test_the_original_reads_our_files(written):
-    files = [str(file) for file in sorted(written[0].glob("*.tfrecord"))]
-    raw = tf.data.TFRecordDataset(files).map(lambda r: tf.io.parse_single_example(r, google_spec(32, 5)))
-    for theirs, ours in zip(raw.as_numpy_iterator(), rows_of(written[0]), strict=True):
-        assert (theirs["input_ids"] == ours[INPUT_WORD_IDS]).all()
-        assert (theirs["segment_ids"] == ours[INPUT_TYPE_IDS]).all()
-        assert theirs["next_sentence_labels"].tolist() == [ours[NEXT_SENTENCE_LABEL]]
-    first = tf.train.Example.FromString(next(iter(tf.data.TFRecordDataset(files))).numpy())
-    assert {*first.features.feature} == {*google_spec(32, 5)}
-
-
 @pytest.mark.parametrize("compression", ["", "GZIP"])
 def test_we_read_the_original_s_files(tmp_path, compression):
     columns = {

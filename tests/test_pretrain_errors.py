@@ -78,64 +78,51 @@ def test_a_batch_that_replicas_do_not_divide(tmp_path, monkeypatch):
     refused(tmp_path, match, documents=iter(()))
 
 
-LONE = documents(200, lines=(1, 1))
 LARGEST = len(runs.VOCABULARY)
-# name: the recipe where it is not bert, the arguments, the message
-REFUSED = {
-    "a corpus shorter than a batch": (
-        {"documents": documents(4, lines=(2, 3)), "changes": {"batch_size": 64}},
-        "there are .* instances, fewer than a batch of 64",
-    ),
-    "documents of one line": ({"documents": LONE}, "all of 200 sentence-pair labels are 1"),
-    "documents of one line, albert": (
-        {"name": "albert", "documents": LONE},
-        "there are 0 instances, fewer than a batch",
-    ),
-    "documents whose lines are instances each": (
-        {"documents": [[line * 5 for line in one] for one in documents()], "changes": {"seq_length": 8}},
-        "are 1, .* documents of several lines.* and lines shorter than seq_length, 8",
-    ),
-    "a vocabulary larger than the encoder's": (
-        {"changes": {"vocab_size": 100}},
-        f"the vocabulary has {LARGEST} tokens and the encoder 100 embedding rows",
-    ),
-    "held-out text without an instance": (
-        {"held_out": documents(20, lines=(1, 1), seed=5), "changes": {"strict": True}},
-        "held-out data gives no instance",
-    ),
-    "a fraction over 1": ({"held_out": 1.5}, "held_out is 1.5; give a fraction"),
-    "too few held-out documents": (
-        {"documents": documents(20), "held_out": 0.001},
-        "held-out documents: next_sentence needs 2",
-    ),
-    "a wrong segmenter": (
-        {"segment": lambda line: ["no words"], "changes": {"whole_word": True}},
-        "no words",
-    ),
-    "a segmenter that no mask reads": ({"segment": str.split}, "only masks of whole words"),
-    "save_every": ({"save_every": -1}, "save_every is -1; give a number of steps, or 0"),
-    "patience": ({"changes": {"patience": 2}}, "patience is 2 and the last phase has no held-out data"),
-    "a snapshot at 0": (
-        {"changes": {"steps": 40}, "snapshots": [20, 0]},
-        "snapshots has 0; give steps from 1 to 40",
-    ),
-    "a snapshot past the end": (
-        {"changes": {"steps": 40}, "snapshots": [20, 41]},
-        "snapshots has 41; give steps from 1 to 40",
-    ),
-    "no workers": ({"workers": 0}, "workers is 0; give a number of processes, 1 or more"),
-    "a segmenter that cannot be sent to a worker": (
-        {"segment": lambda line: [line], "changes": {"whole_word": True}, "workers": 2},
-        "segment cannot be sent to a worker process .* one of a module",
-    ),
-    "no data": ({"documents": None}, "give either documents or records"),
-}
+FEW, LONE, LONE_TOO = (
+    documents(4, lines=(2, 3)),
+    documents(200, lines=(1, 1)),
+    documents(20, lines=(1, 1), seed=5),
+)
+LONG_LINES = [[line * 5 for line in one] for one in documents()]
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_trained_is_refused(case, tmp_path):
-    options, match = REFUSED[case]
-    refused(tmp_path, match, **options)
+def no_words(line):
+    return ["no words"]
+
+
+@pytest.mark.parametrize(
+    ("match", "options", "changes"),
+    [
+        ("there are .* instances, fewer than a batch of 64", {"documents": FEW}, {"batch_size": 64}),
+        ("all of 200 sentence-pair labels are 1", {"documents": LONE}, {}),
+        ("there are 0 instances, fewer than a batch", {"name": "albert", "documents": LONE}, {}),
+        (
+            "are 1, .* of several lines.* and lines shorter than seq_length, 8",
+            {"documents": LONG_LINES},
+            {"seq_length": 8},
+        ),
+        (f"the vocabulary has {LARGEST} tokens and the encoder 100 embedding rows", {}, {"vocab_size": 100}),
+        ("held-out data gives no instance", {"held_out": LONE_TOO}, {"strict": True}),
+        ("held_out is 1.5; give a fraction", {"held_out": 1.5}, {}),
+        ("held-out documents: next_sentence needs 2", {"documents": documents(20), "held_out": 0.001}, {}),
+        ("no words", {"segment": no_words}, {"whole_word": True}),
+        ("only masks of whole words", {"segment": str.split}, {}),
+        (
+            "segment cannot be sent to a worker process",
+            {"segment": lambda _: [], "workers": 2},
+            {"whole_word": True},
+        ),
+        ("save_every is -1; give a number of steps, or 0", {"save_every": -1}, {}),
+        ("patience is 2 and the last phase has no held-out data", {}, {"patience": 2}),
+        ("snapshots has 0; give steps from 1 to 40", {"snapshots": [20, 0]}, {"steps": 40}),
+        ("snapshots has 41; give steps from 1 to 40", {"snapshots": [20, 41]}, {"steps": 40}),
+        ("workers is 0; give a number of processes, 1 or more", {"workers": 0}, {}),
+        ("give either documents or records", {"documents": None}, {}),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(match, options, changes, tmp_path):
+    refused(tmp_path, match, changes=changes, **options)
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ class Corpus:
 
         size: splits plain files into ranges of this many bytes, and archives into about as much; None gives whole files
 
-        Raises ValueError for a TensorFlow Dataset, and with a size for a file that cannot be read in parts.
+        Raises ValueError with a size for a file that cannot be read in parts. A TensorFlow Dataset has no ranges.
         """
         for file in self._files():
             yield from [Range(file)] if size is None else split_into_ranges(file, size, LINES[self.lines])

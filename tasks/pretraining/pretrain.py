@@ -223,11 +223,11 @@ def _held_out_phases(
 
     Raises ValueError for records that an objective cannot use, and for a patience without data to watch.
     """
-    for phase, those in enumerate(objectives):
-        source.check_held_out(phase, objectives=those)
+    for phase, predicted in enumerate(objectives):
+        source.check_held_out(phase, objectives=predicted)
     held = [
-        _held_out(source, phase, those, hparams=hparams, multiple_of=multiple_of)
-        for phase, those in enumerate(objectives)
+        _held_out(source, phase, predicted, hparams=hparams, multiple_of=multiple_of)
+        for phase, predicted in enumerate(objectives)
     ]
     if hparams.patience is not None and held[-1] is None:
         raise BertKerasError(
@@ -267,8 +267,8 @@ def plan_pretraining(given: Pretraining) -> Plan:
     lengths = [phase.seq_length for phase in source.phases]
     objectives = [make_objectives(recipe, length, pieces=Pieces.of(tokenizer)) for length in lengths]
     lines = [*source.lines]
-    for phase, those in enumerate(objectives):
-        lines += check_data(source, phase, objectives=those, batch_size=hparams.batch_size)
+    for phase, predicted in enumerate(objectives):
+        lines += check_data(source, phase, objectives=predicted, batch_size=hparams.batch_size)
     lines += step_warnings(hparams)
     lines += lines_about(distribution, strategy_name=given.strategy_name, precision=hparams.precision)
     rows = rows_for(distribution, HELD_OUT_BATCH)
