@@ -21,15 +21,6 @@ from bert_keras.tasks.study.rows import SCALES, Row, Scale
 from bert_keras.text.wordpiece import WordPiece
 
 ROWS_READ = 1000  # by the digest that let changes behind them pass
-SIZES = {
-    "hidden_size": 32,
-    "num_layers": 1,
-    "num_heads": 2,
-    "intermediate_size": 64,
-    "seq_length": 32,
-    "batch_size": 8,
-    "steps": 4,
-}
 
 
 def refusal(start) -> str:
@@ -160,7 +151,9 @@ def test_glue_does_not_mix_runs_of_old_and_new(capfd, protocol, change):
 
 
 def test_ablate_does_not_mix_runs_of_old_and_new(inputs, tmp_path, monkeypatch):
-    scale = Scale(pretraining=SIZES, restarts=1, rows={"steps": (Row(name="masked LM"),)}, tasks={})
+    scale = Scale(
+        pretraining=pretrainings.SMALL, restarts=1, rows={"steps": (Row(name="masked LM"),)}, tasks={}
+    )
     monkeypatch.setitem(SCALES, "tiny", scale)
 
     def log(line: str) -> None:

@@ -127,16 +127,16 @@ def zip_in_zip(path):
     pack_zip(path, b"PK", name="in/inner.ZIP")
 
 
+def carriage_returns(path):
+    path.write_bytes(b"One.\rTwo.\r\rThree.\r")
+
+
 @pytest.mark.parametrize(
     ("name", "make", "message"),
     [
         ("a.tar.gz", tar, "a.tar, line 1: a byte is 0, so it is not text; unpack it"),
         ("outer.zip", zip_in_zip, "outer.zip, in/inner.ZIP: .* unpack the outer file"),
-        (
-            "a.txt",
-            lambda path: path.write_bytes(b"One.\rTwo.\r\rThree.\r"),
-            "a.txt: .*carriage returns; save it with newlines",
-        ),
+        ("a.txt", carriage_returns, "a.txt: .*carriage returns; save it with newlines"),
     ],
 )
 def test_files_that_are_not_text_are_named(tmp_path, name, make, message):

@@ -273,19 +273,14 @@ def test_an_electra_starts_with_its_generator(tmp_path):
     ]
 
 
+OTHER, CASED = WordPiece([*runs.VOCABULARY[:-1], "other"]), WordPiece(runs.VOCABULARY, lower_case=False)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "match"),
     [
-        (
-            "bert",
-            {"tokenizer": WordPiece([*runs.VOCABULARY[:-1], "other"])},
-            "trained with another vocabulary",
-        ),
-        (
-            "bert",
-            {"tokenizer": WordPiece(runs.VOCABULARY, lower_case=False)},
-            "lower_case=True, the given one False",
-        ),
+        ("bert", {"tokenizer": OTHER}, "the checkpoint was trained with another vocabulary"),
+        ("bert", {"tokenizer": CASED}, "tokenizer has lower_case=True, the given one False"),
         ("bert", {"changes": {"size": "tiny"}}, "size and a checkpoint were given"),
         ("ltr-no-nsp", {}, "set causal=true"),
     ],

@@ -78,7 +78,7 @@ def check_settings_are_read(recipe: Recipe) -> None:
 def masks_whole_words(recipe: Recipe) -> bool:
     """True if an objective of the recipe masks whole words."""
     masks = any("masking" in names_of(kind) for kind in objective_classes(recipe))
-    return masks and recipe.masking(128).whole_word
+    return masks and recipe.masking().whole_word
 
 
 def check_direction(recipe: Recipe, config: BertConfig) -> None:
@@ -271,9 +271,9 @@ def check_written(source: RecordFiles, recipe: Recipe, *, predictions: int | Non
         made = ({WIDTH: predictions} if masked else {}) | manifest | (manifest.get("masking") or {})
         _check_changes(name, recipe, made, masked=masked)
         _check_labels(name, recipe, made)
-        yield from _differing("segments", name, recipe.sampling(128), SEGMENT_SETTINGS, made)
+        yield from _differing("segments", name, recipe.sampling(), SEGMENT_SETTINGS, made)
         if masked:
-            yield from _differing("masks", name, recipe.masking(128), MASK_SETTINGS, made)
+            yield from _differing("masks", name, recipe.masking(), MASK_SETTINGS, made)
 
 
 def check_lengths(recipe: Recipe, lengths: Sequence[int]) -> Iterator[str]:
@@ -309,7 +309,7 @@ def _check_changes(records: str, recipe: Recipe, made: dict[str, Any], *, masked
 
 
 def _check_labels(records: str, recipe: Recipe, made: dict[str, Any]) -> None:
-    sampler = recipe.sampling(128).sampler
+    sampler = recipe.sampling().sampler
     has_labels = any(kind.pair_labels for kind in objective_classes(recipe))
     if has_labels and made.get("sampler", sampler) != sampler:
         raise BertKerasError(

@@ -295,7 +295,7 @@ def plan_pretraining(given: Pretraining) -> Plan:
             save,
             model=model,
             preprocess=Preprocessor(tokenizer, seq_length=lengths[-1]),
-            sampler=recipe.sampling(128).sampler,
+            sampler=recipe.sampling().sampler,
             start=start.checkpoint,
         ),
         about={"strategy": given.strategy_name, "settings": fingerprint, ORIGIN: dict(start.origin)},
@@ -311,7 +311,7 @@ def _fingerprint(
     """Everything that decides the result, plain JSON."""
     recipe, settings = given.recipe, dict[str, Any]()
     # The last has the max_predictions of all lengths.
-    for kind in (recipe.masking(128), recipe.sampling(128), recipe.hparams):
+    for kind in (recipe.masking(), recipe.sampling(), recipe.hparams):
         settings |= dataclasses.asdict(kind)
     del settings["seq_length"]
     fingerprint = {
