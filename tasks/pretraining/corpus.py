@@ -104,7 +104,7 @@ class Corpus:
             yield from [Range(file)] if size is None else split_into_ranges(file, size, LINES[self.lines])
 
     def unparsed(self, part: Range) -> Iterator[Unparsed]:
-        """The documents of a range, those without text included."""
+        """The documents of a range, including documents without text."""
         yield from read_documents(part, form=LINES[self.lines], encoding=self.encoding)
 
     def parsed(self, document: Unparsed) -> Document:
@@ -285,7 +285,7 @@ class HashSplit:
 # -----------------------------------------------------------------------------------------------------------
 # The shards of a corpus without its text: every shard names the documents that it has, and any process can read them
 #
-#     corpora -> corpus_ranges -> document_sizes, of each range alone -> shard_spans: the groups of `shards` -> read_spans
+#     corpora -> corpus_ranges -> document_sizes, for each range -> shard_spans: the groups of `shards` -> read_spans
 #
 # `shard_spans` reads the sizes as a stream, so its memory does not grow with the corpus.
 

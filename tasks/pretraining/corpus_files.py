@@ -138,7 +138,7 @@ def _split_archive(file: Path, sizes: Sequence[int], size: int) -> Iterator[Rang
 
 
 def read_documents(part: Range, *, form: Lines, encoding: str) -> Iterator[Unparsed]:
-    """The documents of a range, in order, those without text included."""
+    """The documents of a range, in order, including documents without text."""
     path = part.file
     refuse_forms(path, (".parquet",), "a corpus is text: write the texts as lines of a .txt, or leave it out")
     with _unpacking(path):

@@ -163,7 +163,7 @@ def build_model(recipe: Recipe, config: BertConfig, objectives: Sequence[Objecti
 
 
 # -----------------------------------------------------------------------------------------------------------
-# The weights before and after a pre-training: those of a checkpoint and its companions in, those of a run out
+# The weights: of a checkpoint and its companions before a pre-training, of a run after it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,7 +190,7 @@ class Start:
 
 
 def read_start(given: str | pathlib.Path | checkpoints.Checkpoint | None, recipe: Recipe) -> Start:
-    """Reads initial weights. Errors: those of `checkpoints.read`."""
+    """Reads initial weights. Raises the errors of `checkpoints.read`."""
     if given is None or isinstance(given, checkpoints.Checkpoint):
         return Start(given, {})
     model = checkpoints.resolve(given)
@@ -232,7 +232,7 @@ def save(
 ) -> None:
     """Writes the weights of a run directory and of its companions, without untrained poolers.
 
-    sampler: its labels are those of a head on sentence pairs
+    sampler: gives the labels of a head on sentence pairs
     """
     encoders = {path: model.encoder, **{path / name: getattr(model, name) for name in model.companions}}
     fills_masks = {one.name for one in model.objectives if one.fills_masks}
@@ -277,7 +277,7 @@ def check_written(source: RecordFiles, recipe: Recipe, *, predictions: int | Non
 
 
 def check_lengths(recipe: Recipe, lengths: Sequence[int]) -> Iterator[str]:
-    """Yields a warning if the user gave lengths that are not those of the records.
+    """Yields a warning if the user gave other lengths than the records have.
 
     lengths: positions of each set of records
     """

@@ -255,7 +255,7 @@ def _check_executions(
 
 
 def plan_pretraining(given: Pretraining) -> Plan:
-    """Reads and checks everything and builds the model, without training. Errors: those of `pretrain`."""
+    """Reads and checks everything and builds the model, without training. Raises the errors of `pretrain`."""
     recipe, hparams = given.recipe, given.recipe.hparams
     distribution = strategy(given.strategy_name)
     _check_settings(given, distribution)

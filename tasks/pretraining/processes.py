@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from bert_keras.errors import BertKerasError
 
-RESULTS = 16  # of a process that takes part, which wait for those before them
+RESULTS = 16  # of a process that takes part, which wait for earlier results
 Result = TypeVar("Result")
 Function = Callable[..., Result]
 # The signals that a terminal, `timeout` or a scheduler sends to all processes of a command. Windows has no SIGHUP.

@@ -34,7 +34,7 @@ class Recipe:
     """The objectives and settings of a pre-training.
 
     objectives: keys of OBJECTIVES; with "replaced_token", a second encoder, the generator, learns the masked LM
-    settings: those of SETTINGS that differ from the defaults, by name
+    settings: the SETTINGS that differ from their defaults, by name
     changes: the user's settings, which override `settings`. If training starts from a checkpoint, only these override the
         checkpoint's configuration
     """

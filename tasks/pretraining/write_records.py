@@ -172,7 +172,7 @@ def record_writer(path: pathlib.Path, compression: str = "") -> Iterator[Callabl
 
 
 def serialize_examples(columns: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """The bytes of B examples: those of `tf.train.Example.SerializeToString(deterministic=True)`.
+    """The bytes of B examples, equal to `tf.train.Example.SerializeToString(deterministic=True)`.
 
     columns: int or float [B] or [B, N] by the name of their feature; integers become int64 lists, others float lists
 
