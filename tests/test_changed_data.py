@@ -151,9 +151,8 @@ def test_glue_does_not_mix_runs_of_old_and_new(capfd, protocol, change):
 
 
 def test_ablate_does_not_mix_runs_of_old_and_new(inputs, tmp_path, monkeypatch):
-    scale = Scale(
-        pretraining=pretrainings.SMALL, restarts=1, rows={"steps": (Row(name="masked LM"),)}, tasks={}
-    )
+    sizes = pretrainings.SMALL | {"max_positions": 128}
+    scale = Scale(pretraining=sizes, restarts=1, rows={"steps": (Row(name="masked LM"),)}, tasks={})
     monkeypatch.setitem(SCALES, "tiny", scale)
 
     def log(line: str) -> None:
