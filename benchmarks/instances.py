@@ -40,10 +40,10 @@ def measure(kind: str, copies: int, args: argparse.Namespace, output: str) -> No
     import tensorflow as tf
 
     from bert_keras import checkpoints
-    from bert_keras.tasks.pretraining.corpus import Corpora, Corpus
-    from bert_keras.tasks.pretraining.instance_stream import SHARD_BYTES, SHARD_DOCUMENTS, shards, stream
+    from bert_keras.tasks.pretraining.corpus import Corpora, Corpus, corpus_ranges, document_sizes, shards
+    from bert_keras.tasks.pretraining.instance_stream import SHARD_BYTES, SHARD_DOCUMENTS, stream
     from bert_keras.tasks.pretraining.recipes import RECIPES
-    from bert_keras.tasks.pretraining.write_records import Job, corpus_ranges, document_sizes, write_records
+    from bert_keras.tasks.pretraining.write_records import Job, write_records
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)

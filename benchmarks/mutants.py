@@ -90,7 +90,7 @@ MUTANTS = (
     Mutant("sentence-order-label", "tasks/pretraining/samplers.py", "int(swapped)", "int(not swapped)",
            ("tests/test_samplers.py", "-k", "sentence_order")),
     Mutant("part-of-a-batch", "tasks/pretraining/instance_stream.py", "(made + number) % batch_size in rows",
-           "number % batch_size in rows", ("tests/test_parts_of_instances.py", "-k", "parts_together")),
+           "number % batch_size in rows", ("tests/test_instance_stream.py", "-k", "parts_together")),
     # Optimizers, schedules, losses and the step
     Mutant("bias-correction", "bert_keras/optimizers.py", "rate * ops.sqrt(1 - ops.power(self.beta_2, step))",
            "rate * (1 - ops.power(self.beta_2, step))", ("tests/test_optimization.py", "-k", "bias_correction_is_adams")),
@@ -146,7 +146,7 @@ MUTANTS = (
     Mutant("instances-before-the-shard", "tasks/pretraining/instance_sources.py",
            "worker_rows.count_before(skip, size) - worker_rows.count_before(start.instances, size)",
            "worker_rows.count_before(skip, size)",
-           ("tests/test_parts_of_instances.py", "-k", "resume_in_the_middle")),
+           ("tests/test_instance_stream.py", "-k", "resume_in_the_middle")),
     Mutant("mean-of-one-replica", "bert_keras/losses.py", "own = ops.divide_no_nan(loss_sum, all_weights)",
            "own = ops.divide_no_nan(loss_sum, weight_sum)",
            ("tests/test_objectives.py", "-k", "two_replicas_are_one_device and adamw")),

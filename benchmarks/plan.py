@@ -95,9 +95,14 @@ def main() -> None:
     )
     for text in sys.argv[1:] or CASES:
         case = Case.of(text)
-        recipe = RECIPES["bert"].changed(size=case.size, seq_length=case.length, batch_size=case.batch)
-        config = recipe.config(vocab_size=30522)
-        planned = estimate(recipe, config, micro_batch=case.rows, rematerialize=case.rematerialize)
+        recipe = RECIPES["bert"].changed(
+            size=case.size,
+            seq_length=case.length,
+            batch_size=case.batch,
+            micro_batch=case.rows,
+            rematerialize=case.rematerialize,
+        )
+        planned = estimate(recipe, recipe.config(vocab_size=30522))
         command = [sys.executable, __file__, "--measure", text]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

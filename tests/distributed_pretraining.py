@@ -113,14 +113,11 @@ def watch(model, folder):
     inputs = monitor.RunInputs(
         source=None,
         hparams=PretrainHparams(steps=STEPS, log_every=4),
-        vocab_size=0,
         objectives=[OBJECTIVES],
         held_out=[pad_batches(held_out, multiple_of=rows_for(model.distribute_strategy, 5))],
         snapshots=(),
         save=lambda path: None,
-        strategy_name="",
-        fingerprint={},
-        origin={},
+        about={},
     )
     made = monitor.PretrainingMonitor(Path(folder), inputs=inputs, log=print, workers=Workers())
     made.set_model(model)

@@ -338,11 +338,11 @@ def _records(source: Path) -> Any:
     """The batches of an epoch, checked as a training checks them."""
     config = BertConfig(**dataclasses.asdict(TINY) | {"vocab_size": len(VOCABULARY), "max_positions": 48})
     tokenizer = _wordpiece()
-    read = RecordInstances([source], None, recipe=_RECIPE, tokenizer=tokenizer)
+    read = RecordInstances([source], None, recipe=_RECIPE, tokenizer=tokenizer, vocab_size=config.vocab_size)
     objectives = make_objectives(_RECIPE, read.phases[0].seq_length, pieces=Pieces.of(tokenizer))
-    list(check_data(read, 0, objectives=objectives, config=config, batch_size=4))
+    list(check_data(read, 0, objectives=objectives, batch_size=4))
     seen = hashlib.sha256()
-    with read.reading(0, vocab_size=config.vocab_size):
+    with read.reading(0):
         # Without objectives, whose graphs take seconds to make.
         how = {"objectives": (), "vocab_size": config.vocab_size, "batch_size": 4, "seed": 1}
         batches = make_batches(read.sample(0), drop_remainder=False, **how)

@@ -1,34 +1,54 @@
-"""Texts and folders that tests of instances share."""
+"""Texts, jobs and records that tests of instances share."""
 
 import functools
+import itertools
 import random
+from typing import NamedTuple
 
 import numpy as np
-import pytest
+import tensorflow as tf
 
 from bert_keras.features import INPUT_WORD_IDS, NEXT_SENTENCE_LABEL
 from bert_keras.fields import Masking
 from bert_keras.tasks.hparams import Sampling
 from bert_keras.tasks.pretraining.records import read_records
-from bert_keras.tasks.pretraining.samplers import TokenizedDocuments
+from bert_keras.tasks.pretraining.samplers import TokenizedDocument, TokenizedDocuments
 from bert_keras.tasks.pretraining.write_records import Job, write_records
 from bert_keras.text.wordpiece import WordPiece
+
+# -----------------------------------------------------------------------------------------------------------
+# Documents as ids, and pairs by a second implementation
 
 DOCUMENT, SEGMENT = 1_000_000, 1_000  # an id tells where it comes from: document, segment and place
 
 
+class Instance(NamedTuple):
+    segments: tuple[np.ndarray, ...]
+    label: int
+
+
+def each(instances):
+    """Every instance of `Instances` as an object."""
+    for places, label in zip(instances.places.tolist(), instances.labels.tolist(), strict=True):
+        yield Instance(tuple(instances.ids[start:end] for start, end in places), label)
+
+
+def segments_of(texts):
+    """The ids of each segment of `TokenizedDocuments`, by document."""
+    bounds = (itertools.pairwise(document.bounds) for document in texts.found)
+    return [[texts.ids[start:end] for start, end in one] for one in bounds]
+
+
 def documents(count=200, *, seed=0, segments=(1, 20), pieces=(1, 40)):
     """Documents whose ids are all different and rise."""
-    draw = random.Random(seed)
-    return TokenizedDocuments.of(
-        [
-            [
-                np.arange(draw.randint(*pieces), dtype="int32") + (d + 1) * DOCUMENT + s * SEGMENT
-                for s in range(draw.randint(*segments))
-            ]
-            for d in range(count)
-        ]
-    )
+    draw, ids, found = random.Random(seed), [], []
+    for d in range(1, count + 1):
+        bounds = [len(ids)]
+        for s in range(draw.randint(*segments)):
+            ids += range(d * DOCUMENT + s * SEGMENT, d * DOCUMENT + s * SEGMENT + draw.randint(*pieces))
+            bounds.append(len(ids))
+        found.append(TokenizedDocument(bounds))
+    return TokenizedDocuments(np.array(ids, "int32"), found)
 
 
 def original_pairs(texts, *, seed, seq_length, short_seq_prob, passes):
@@ -65,45 +85,35 @@ def original_pairs(texts, *, seed, seq_length, short_seq_prob, passes):
                 yield a, b, label
 
 
-def whole(texts):
-    return np.concatenate([segment for text in texts for segment in text]).tolist()
-
+# -----------------------------------------------------------------------------------------------------------
+# Texts, and folders of their instances
 
 WORDS = "the a cat dog bird sat ran flew on in mat tree sky and . big small old red blue".split()
-
-
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
 
 
-@pytest.fixture(scope="module")
-def vocab(tmp_path_factory):
-    file = tmp_path_factory.mktemp("vocab") / "vocab.txt"
-    file.write_text("\n".join(PIECES) + "\n")
-    return file
-
-
-def texts_of(count=60, *, seed=0):
+def texts_of(count=60, *, seed=0, lines=(10, 30)):
     draw = random.Random(seed)
     return [
-        [" ".join(draw.choices(WORDS, k=draw.randint(2, 9))) for _ in range(draw.randint(10, 30))]
+        [" ".join(draw.choices(WORDS, k=draw.randint(2, 9))) for _ in range(draw.randint(*lines))]
         for _ in range(count)
     ]
 
 
-def write(path, vocab, texts=None, **options):
-    settings = {"seq_length": 32, "dupe_factor": 2} | options.pop("settings", {})
-    how = {name: options.pop(name) for name in ("workers", "progress") if name in options}
+def job(path, *, vocabulary=PIECES, settings=None, **changes):
+    """A job whose texts fill several small files."""
     known = {"shard_bytes": 2_000, "shard_documents": 5, "masking": Masking(max_predictions=5)}
-    return write_records(
-        texts_of() if texts is None else texts,
-        Job(
-            path=path,
-            make_tokenizer=functools.partial(WordPiece.from_file, str(vocab)),
-            settings=Sampling(**settings),
-            **known | options,
-        ),
-        **how,
+    return Job(
+        path=path,
+        make_tokenizer=functools.partial(WordPiece, vocabulary),
+        settings=Sampling(**{"seq_length": 32, "dupe_factor": 2} | (settings or {})),
+        **known | changes,
     )
+
+
+def write(path, texts=None, *, workers=1, progress=lambda done: None, **options):
+    texts = texts_of() if texts is None else texts
+    return write_records(texts, job(path, **options), workers=workers, progress=progress)
 
 
 def rows_of(path):
@@ -120,6 +130,54 @@ def rows(dataset):
         for row in dataset.as_numpy_iterator()
     ]
 
+
+# -----------------------------------------------------------------------------------------------------------
+# A MediaWiki dump
+
+DUMP = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.10/" version="0.10" xml:lang="en">
+<siteinfo><sitename>W</sitename><dbname>w</dbname><base>b</base><generator>g</generator><case>first-letter</case>
+<namespaces><namespace key="0" case="first-letter" /><namespace key="6" case="first-letter">Datei</namespace>
+<namespace key="1" case="first-letter">Talk</namespace></namespaces></siteinfo>
+{}</mediawiki>"""
+PAGE = """<page><title>{title}</title><ns>{ns}</ns><id>{id}</id>{extra}<revision><id>{id}</id>
+<timestamp>2020-01-01T00:00:00Z</timestamp><model>wikitext</model><format>text/x-wiki</format>
+<text xml:space="preserve">{text}</text></revision></page>
+"""
+
+
+def dump(*pages):
+    return DUMP.format(
+        "".join(PAGE.format(id=i, **{"ns": 0, "extra": ""} | page) for i, page in enumerate(pages, 1))
+    )
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Records by protobuf
+
+
+def example(columns):
+    """A serialized tf.Example: floats become float lists, other numbers int64 lists."""
+
+    def feature(values):
+        values = np.atleast_1d(values)
+        if values.dtype.kind == "f":
+            return tf.train.Feature(float_list=tf.train.FloatList(value=values))
+        return tf.train.Feature(int64_list=tf.train.Int64List(value=values.astype("int64")))
+
+    features = {name: feature(values) for name, values in columns.items()}
+    made = tf.train.Example(features=tf.train.Features(feature=features))
+    return made.SerializeToString(deterministic=True)
+
+
+def write_examples(file, examples, compression=""):
+    """A file of serialized examples."""
+    with tf.io.TFRecordWriter(str(file), compression) as writer:
+        for one in examples:
+            writer.write(one)
+
+
+# -----------------------------------------------------------------------------------------------------------
+# A segmenter
 
 WORDS_OF = {
     "我爱北京天安门": ["我", "爱", "北京", "天安门"],

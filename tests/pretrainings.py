@@ -1,15 +1,15 @@
 """Small pre-trainings that tests share."""
 
-import functools
 import random
 
+import instance_texts
 import numpy as np
 import pytest
 import runs
-import tensorflow as tf
 
 from bert_keras.features import (
     INPUT_MASK,
+    INPUT_TYPE_IDS,
     INPUT_WORD_IDS,
     MASKED_LM_IDS,
     MASKED_LM_POSITIONS,
@@ -17,10 +17,8 @@ from bert_keras.features import (
     NEXT_SENTENCE_LABEL,
     TFRECORD_NAMES,
 )
-from bert_keras.tasks.hparams import Sampling
 from bert_keras.tasks.pretraining.pretrain import Pretraining, plan_pretraining, pretrain
 from bert_keras.tasks.pretraining.recipes import RECIPES
-from bert_keras.tasks.pretraining.write_records import Job, write_records
 from bert_keras.text.wordpiece import WordPiece
 
 SMALL = {
@@ -79,16 +77,8 @@ def planned_lines(name="bert", **options):
 
 
 def write(folder, *, settings=None, masking=None, texts=None, vocabulary=runs.VOCABULARY):
-    write_records(
-        texts or documents(),
-        Job(
-            path=folder,
-            make_tokenizer=functools.partial(WordPiece, vocabulary),
-            settings=Sampling(**{"seq_length": 32, "dupe_factor": 2} | (settings or {})),
-            masking=masking,
-            shard_bytes=2_000,
-            shard_documents=5,
-        ),
+    instance_texts.write(
+        folder, texts or documents(), vocabulary=vocabulary, settings=settings, masking=masking
     )
     return folder
 
@@ -99,25 +89,23 @@ def refused(tmp_path, match, name="bert", **options):
     assert not (tmp_path / "run").exists()
 
 
+def google_record(*, highest, label=0, length=16):
+    """A record in the names of google-research/bert."""
+    ids = np.full(length, 10)
+    ids[3] = highest
+    values = {
+        INPUT_WORD_IDS: ids,
+        INPUT_MASK: np.ones(length, int),
+        INPUT_TYPE_IDS: np.zeros(length, int),
+        MASKED_LM_POSITIONS: [3, 0],
+        MASKED_LM_IDS: [11, 0],
+        MASKED_LM_WEIGHTS: [1.0, 0.0],
+        NEXT_SENTENCE_LABEL: [label],
+    }
+    return instance_texts.example({TFRECORD_NAMES[name]: value for name, value in values.items()})
+
+
 def write_google(path, *, highest, labels=(0, 1), count=20, length=16):
-    """A file in the names of google-research/bert."""
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        for i in range(count):
-            ids = np.full(length, 10)
-            ids[3] = highest
-            values = {
-                INPUT_WORD_IDS: ids,
-                INPUT_MASK: np.ones(length),
-                "input_type_ids": np.zeros(length),
-                MASKED_LM_POSITIONS: [3, 0],
-                MASKED_LM_IDS: [11, 0],
-                NEXT_SENTENCE_LABEL: [labels[i % len(labels)]],
-            }
-            record = {
-                TFRECORD_NAMES[name]: tf.train.Feature(int64_list=tf.train.Int64List(value=np.int64(value)))
-                for name, value in values.items()
-            }
-            weights = tf.train.Feature(float_list=tf.train.FloatList(value=[1.0, 0.0]))
-            record[TFRECORD_NAMES[MASKED_LM_WEIGHTS]] = weights
-            features = tf.train.Features(feature=record)
-            writer.write(tf.train.Example(features=features).SerializeToString())
+    """A file of such records."""
+    records = [google_record(highest=highest, label=label, length=length) for label in labels]
+    instance_texts.write_examples(path, (records[i % len(labels)] for i in range(count)))

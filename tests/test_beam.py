@@ -1,10 +1,8 @@
 """Instances with Apache Beam: the bytes of `write_records`, whatever runs the pipeline."""
 
 import errno
-import functools
 import os
 import pickle
-import random
 import shutil
 import signal
 import subprocess
@@ -15,57 +13,28 @@ from pathlib import Path
 import pytest
 import runs
 import tensorflow as tf
+from instance_texts import PIECES, job, texts_of
+from runs import contents
 
 from bert_keras.errors import BertKerasError
-from bert_keras.fields import Masking
 from bert_keras.io.files import write_json
 from bert_keras.io.formats import INSTANCES, stamp
 from bert_keras.io.paths import to_path
-from bert_keras.tasks.hparams import Sampling
-from bert_keras.tasks.pretraining.corpus import open_corpora
+from bert_keras.tasks.pretraining.corpus import corpus_ranges, open_corpora
 from bert_keras.tasks.pretraining.records import read_manifest, read_records
-from bert_keras.tasks.pretraining.write_records import Job, corpus_ranges, write_records
-from bert_keras.text.wordpiece import WordPiece
+from bert_keras.tasks.pretraining.write_records import write_records
 
 pytest.importorskip("apache_beam", reason="needs the `beam` extra")
 from bert_keras.tasks.pretraining import beam_records  # noqa: E402
 
-ROOT = Path(__file__).parents[1]
-WORDS = "the a cat dog bird sat ran flew on in mat tree sky and . big small old red blue".split()
-PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
 
-
-def text_of(documents=40, *, seed=0):
-    draw = random.Random(seed)
-    return "\n\n".join(
-        "\n".join(" ".join(draw.choices(WORDS, k=draw.randint(2, 9))) for _ in range(draw.randint(1, 20)))
-        for _ in range(documents)
-    )
-
-
-def options(**changes):
-    return {
-        "make_tokenizer": functools.partial(WordPiece, PIECES),
-        "settings": Sampling(seq_length=32, dupe_factor=2),
-        "masking": Masking(max_predictions=5),
-        "segment": None,
-        "seed": 12345,
-        "compress": False,
-        "shard_bytes": 3_000,
-        "shard_documents": 5,
-    } | changes
+def text_of(*, seed=0):
+    return "\n\n".join("\n".join(lines) for lines in texts_of(40, seed=seed, lines=(1, 20)))
 
 
 def beam(corpora, path, *flags, range_bytes=700, **changes):
-    job = Job(path=to_path(path), **options(**changes))
-    return beam_records.write_records_with_beam(corpora, job, options=flags, range_bytes=range_bytes)
-
-
-def contents(path):
-    """The bytes of all files, hidden ones included."""
-    return {
-        file.relative_to(path).as_posix(): file.read_bytes() for file in path.rglob("*") if file.is_file()
-    }
+    made = job(to_path(path), **changes)
+    return beam_records.write_records_with_beam(corpora, made, options=flags, range_bytes=range_bytes)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +50,7 @@ def texts(tmp_path_factory):
 def written(texts, tmp_path_factory):
     """The folder that one process writes; tests leave it as it is."""
     path = tmp_path_factory.mktemp("written") / "local"
-    summary = write_records(open_corpora(texts), Job(path=path, **options()))
+    summary = write_records(open_corpora(texts), job(path))
     assert len(read_manifest(path)["shards"]) > 5
     return path, summary
 
@@ -101,15 +70,17 @@ def test_the_bytes_are_those_of_one_process(texts, written, tmp_path):
     ],
 )
 def test_the_bytes_depend_on_no_runner(texts, written, tmp_path, flags):
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": str(runs.ROOT)}
     code = (
-        f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r})\n"
+        f"import sys; sys.path.insert(0, {str(runs.ROOT / 'tests')!r})\n"
         "from test_beam import beam, open_corpora\n"
         "if __name__ == '__main__':\n"
         "    beam(open_corpora(sys.argv[2:4]), sys.argv[1], *sys.argv[4:], range_bytes=5000)\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "beam"), *texts, *flags]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        command, cwd=runs.ROOT, env=environment, capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert contents(tmp_path / "beam") == contents(written[0])
 
@@ -194,7 +165,7 @@ beam(open_corpora(sys.argv[2:]), sys.argv[1])
 def test_a_killed_pipeline_is_completed(texts, written, tmp_path):
     """It keeps the shards that are written, and has no complete manifest."""
     command = [sys.executable, "-c", KILLED, str(tmp_path / "beam"), *texts]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=runs.ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert read_manifest(tmp_path / "beam")["summary"] is None
     kept = {file: file.stat().st_mtime_ns for file in (tmp_path / "beam").glob("*.tfrecord")}
@@ -206,13 +177,13 @@ def test_a_killed_pipeline_is_completed(texts, written, tmp_path):
 
 def test_no_text_is_an_element(texts, tmp_path):
     """The elements between the steps, pickled as Beam does, have none of the words."""
-    corpora, job = open_corpora(texts), Job(path=tmp_path / "beam", **options())
+    corpora, made_job = open_corpora(texts), job(tmp_path / "beam")
     (tmp_path / "beam" / beam_records.WORK).mkdir(parents=True)
-    write_json(tmp_path / "beam" / "manifest.json", stamp(INSTANCES) | job.fingerprint())
+    write_json(tmp_path / "beam" / "manifest.json", stamp(INSTANCES) | made_job.fingerprint())
     sources = corpus_ranges(corpora, range_bytes=700)
-    sized = [beam_records._measure(source, corpora, job) for source in sources]
-    planned = [*beam_records._group(None, sized, job)]
-    step = beam_records._WriteShards(corpora, job)
+    sized = [beam_records._measure(source, corpora, made_job) for source in sources]
+    planned = [*beam_records._group(None, sized, made_job)]
+    step = beam_records._WriteShards(corpora, made_job)
     step.setup()
     made = [result for element in planned for result in step.process(element)]
     assert len(sized) > 5 and len(made) == len(planned) > 5
@@ -241,13 +212,11 @@ def test_wrong_flags_of_beam(texts, tmp_path, flags, message):
 def test_a_runner_needs_paths_that_its_workers_reach(texts, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text(text_of())
-    job, runner = Job(path=to_path("beam"), **options()), ("--runner=DirectRunner",)
+    options = {"job": job(to_path("beam")), "options": ("--runner=DirectRunner",)}
     with pytest.raises(ValueError, match=r"text\.txt is relative, and workers of DirectRunner"):
-        beam_records.write_records_with_beam(open_corpora(["text.txt"]), job, options=runner)
+        beam_records.write_records_with_beam(open_corpora(["text.txt"]), **options)
     with pytest.raises(ValueError, match=r"vocab\.txt is relative"):
-        beam_records.write_records_with_beam(
-            open_corpora(texts), job, options=runner, vocabulary=to_path("vocab.txt")
-        )
+        beam_records.write_records_with_beam(open_corpora(texts), vocabulary=to_path("vocab.txt"), **options)
     assert not Path("beam").exists()
 
 

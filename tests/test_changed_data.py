@@ -1,35 +1,26 @@
 """Data, checkpoints and records that changed under the same path: a run is not resumed, and old and new data are not mixed."""
 
 import contextlib
+import functools
 from pathlib import Path
 
+import pretrainings
 import pytest
 import runs
 import tensorflow as tf
+from instance_texts import write_examples
 from runs import Begun, no_training
 
 from bert_keras.checkpoints.hugging_face import SAFETENSORS
 from bert_keras.errors import BertKerasError
 from bert_keras.tasks.finetuning.finetune import finetune
-from bert_keras.tasks.hparams import Hparams, Sampling
-from bert_keras.tasks.pretraining.pretrain import Pretraining, pretrain
-from bert_keras.tasks.pretraining.recipes import RECIPES
-from bert_keras.tasks.pretraining.write_records import Job, write_records
+from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.study.ablations import run_ablation
 from bert_keras.tasks.study.rows import SCALES, Row, Scale
 from bert_keras.text.wordpiece import WordPiece
 
 ROWS_READ = 1000  # by the digest that let changes behind them pass
-SIZES = {
-    "hidden_size": 32,
-    "num_layers": 1,
-    "num_heads": 2,
-    "intermediate_size": 64,
-    "seq_length": 32,
-    "batch_size": 8,
-    "steps": 4,
-}
 
 
 def refusal(start) -> str:
@@ -96,33 +87,16 @@ def test_a_label_far_down_is_noticed_on_resume(inputs, tmp_path):
 
 
 def test_records_under_the_same_manifest_are_noticed_on_resume(tmp_path):
-    documents = [runs.texts(8, seed=seed) for seed in range(40)]
-    settings = Sampling(seq_length=32, sampler="next_sentence", dupe_factor=1)
-    write_records(documents, Job(path=tmp_path / "records", make_tokenizer=tokenizer, settings=settings))
-
-    def start():
-        pretrain(
-            Pretraining(
-                recipe=RECIPES["bert"].changed(**SIZES), records=tmp_path / "records", tokenizer=tokenizer()
-            ),
-            tmp_path / "run",
-            verbose=0,
-            log=lambda line: None,
-        )
+    folder = pretrainings.write(tmp_path / "records")
+    start = functools.partial(pretrainings.train, tmp_path / "run", records=folder)
 
     for _ in range(2):  # what did not change is gone on with
         with no_training(), pytest.raises(Begun):
             start()
-    file = str(tmp_path / "records" / "00000.tfrecord")
-    content = list(tf.data.TFRecordDataset(file).as_numpy_iterator())
-    with tf.io.TFRecordWriter(file) as writer:
-        for record in reversed(content):  # another training, a file of the same size
-            writer.write(record)
+    file = folder / "00000.tfrecord"
+    content = list(tf.data.TFRecordDataset(str(file)).as_numpy_iterator())
+    write_examples(file, reversed(content))  # another training, a file of the same size
     assert "another" in refusal(start)
-
-
-def tokenizer() -> WordPiece:
-    return WordPiece(runs.VOCABULARY, lower_case=True)
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -177,7 +151,8 @@ def test_glue_does_not_mix_runs_of_old_and_new(capfd, protocol, change):
 
 
 def test_ablate_does_not_mix_runs_of_old_and_new(inputs, tmp_path, monkeypatch):
-    scale = Scale(pretraining=SIZES, restarts=1, rows={"steps": (Row(name="masked LM"),)}, tasks={})
+    sizes = pretrainings.SMALL | {"max_positions": 128}
+    scale = Scale(pretraining=sizes, restarts=1, rows={"steps": (Row(name="masked LM"),)}, tasks={})
     monkeypatch.setitem(SCALES, "tiny", scale)
 
     def log(line: str) -> None:
@@ -188,7 +163,7 @@ def test_ablate_does_not_mix_runs_of_old_and_new(inputs, tmp_path, monkeypatch):
         run_ablation(
             "steps",
             documents=[runs.texts(8, seed=seed) for seed in range(40)],
-            tokenizer=tokenizer(),
+            tokenizer=WordPiece(runs.VOCABULARY),
             data={"sst2": inputs / "data"},
             output=tmp_path / "out",
             scale="tiny",

@@ -11,6 +11,7 @@ import zipfile
 
 import pytest
 import tensorflow as tf
+from instance_texts import dump
 
 from bert_keras.tasks.pretraining import corpus_files
 from bert_keras.tasks.pretraining.corpus import Corpus, open_corpora, split_sentences
@@ -73,12 +74,9 @@ def test_a_file_is_not_read_ahead(tmp_path):
         list(documents)
 
 
-BAD = "Grüße\nnaïve".encode() + b" caf\xe9\n"
-
-
-def pack_zip(path, raw):
+def pack_zip(path, raw, name="in/b.txt"):
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("in/b.txt", raw)
+        archive.writestr(name, raw)
 
 
 PACKED = {
@@ -92,14 +90,21 @@ PACKED = {
 
 @pytest.mark.parametrize("name", PACKED)
 def test_bad_bytes_are_named(tmp_path, name):
-    file = tmp_path / name
-    PACKED[name](file, BAD)
-    place = f"{file}, in/b.txt" if name == "a.zip" else f"{tmp_path / 'a'}"
-    with pytest.raises(
-        ValueError, match="line 2, byte 11: 0xe9 is not utf-8; save the file as UTF-8"
-    ) as error:
-        list(Corpus(file))
+    PACKED[name](tmp_path / name, "Grüße\nnaïve".encode() + b" caf\xe9\n")
+    place = f"{tmp_path / name}, in/b.txt" if name == "a.zip" else f"{tmp_path / 'a'}"
+    match = "line 2, byte 11: 0xe9 is not utf-8; save the file as UTF-8"
+    with pytest.raises(ValueError, match=match) as error:
+        list(Corpus(tmp_path / name))
     assert str(error.value).startswith(place)
+
+
+@pytest.mark.parametrize("name", ["a.gz", "a.bz2", "a.xz", "a.zip"])
+def test_a_torn_archive_is_named(tmp_path, name):
+    whole, torn = tmp_path / name, tmp_path / f"torn{name}"
+    PACKED[name](whole, bytes(range(32, 127)) * 500)
+    torn.write_bytes(whole.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=f"{torn} cannot be unpacked"):
+        list(Corpus(torn))
 
 
 def test_other_encodings(tmp_path):
@@ -113,32 +118,38 @@ def test_other_encodings(tmp_path):
         list(Corpus(file))
 
 
-def test_files_that_are_not_text_are_named(tmp_path):
-    file = tmp_path / "a.tar.gz"
-    (tmp_path / "a.txt").write_text("One.\n")
-    with tarfile.open(file, "w:gz") as archive:
-        archive.add(tmp_path / "a.txt", "a.txt")
-    with pytest.raises(ValueError, match="a.tar, line 1: a byte is 0, so it is not text; unpack it"):
-        list(Corpus(file))
+def tar(path):
+    with tarfile.open(path, "w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("a.txt"))
 
 
-def test_an_archive_in_an_archive_is_named(tmp_path):
-    pack_zip(tmp_path / "inner.zip", b"One.\n")
-    with zipfile.ZipFile(tmp_path / "outer.zip", "w") as archive:
-        archive.write(tmp_path / "inner.zip", "in/inner.ZIP")
-    with pytest.raises(ValueError, match=r"outer.zip, in/inner.ZIP: .* unpack the outer file"):
-        list(Corpus(tmp_path / "outer.zip"))
+def zip_in_zip(path):
+    pack_zip(path, b"PK", name="in/inner.ZIP")
 
 
-def test_lines_that_end_at_carriage_returns_are_named(tmp_path):
-    file = tmp_path / "a.txt"
-    file.write_bytes(b"One.\rTwo.\r\rThree.\r")
-    with pytest.raises(ValueError, match="a.txt: .*carriage returns; save it with newlines"):
-        list(Corpus(file))
-    # Newlines end these, or one line is all.
-    for raw in (b"One.\r", b"One.\r\nTwo.\r\n", b"One. \r or so\nTwo.\n"):
-        file.write_bytes(raw)
-        assert [len(document) for document in Corpus(file)] == [max(1, raw.count(b"\n"))]
+def carriage_returns(path):
+    path.write_bytes(b"One.\rTwo.\r\rThree.\r")
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "message"),
+    [
+        ("a.tar.gz", tar, "a.tar, line 1: a byte is 0, so it is not text; unpack it"),
+        ("outer.zip", zip_in_zip, "outer.zip, in/inner.ZIP: .* unpack the outer file"),
+        ("a.txt", carriage_returns, "a.txt: .*carriage returns; save it with newlines"),
+    ],
+)
+def test_files_that_are_not_text_are_named(tmp_path, name, make, message):
+    make(tmp_path / name)
+    with pytest.raises(ValueError, match=message):
+        list(Corpus(tmp_path / name))
+
+
+@pytest.mark.parametrize("raw", [b"One.\r", b"One.\r\nTwo.\r\n", b"One. \r or so\nTwo.\n"])
+def test_carriage_returns_are_text_where_newlines_end_lines(tmp_path, raw):
+    """Newlines end these, or one line is all."""
+    (tmp_path / "a.txt").write_bytes(raw)
+    assert [len(document) for document in Corpus(tmp_path / "a.txt")] == [max(1, raw.count(b"\n"))]
 
 
 def test_several_corpora_are_one(tmp_path):
@@ -190,28 +201,23 @@ def test_a_document_too_long_for_memory_is_named(tmp_path, monkeypatch, lines):
     assert len(list(Corpus(file, lines="document"))) == 110
 
 
-@pytest.mark.parametrize("name", ["a.gz", "a.bz2", "a.xz", "a.zip"])
-def test_a_torn_archive_is_named(tmp_path, name):
-    whole, torn = tmp_path / name, tmp_path / f"torn{name}"
-    PACKED[name](whole, bytes(range(32, 127)) * 500)
-    torn.write_bytes(whole.read_bytes()[:-20])
-    with pytest.raises(ValueError, match=f"{torn} cannot be unpacked"):
-        list(Corpus(torn))
-
-
-def test_wrong_settings_are_named(tmp_path):
+@pytest.mark.parametrize(
+    ("source", "setting", "message"),
+    [
+        ("", {"lines": "verse"}, "'verse'; choose one of sentence, paragraph, wrapped"),
+        ("", {"encoding": "utf-9"}, "no encoding 'utf-9'"),
+        ("", {"encoding": "utf-16"}, "utf-16 has no newline of one byte"),
+        ("", {"split": "test"}, "split is 'test', which applies only to tfds:NAME"),
+        ("tfds:mock", {"encoding": "latin-1"}, "encoding is 'latin-1', and TensorFlow Datasets are UTF-8"),
+        ("no.txt", {}, "there is no .*no.txt"),
+        ("empty", {}, "there is no file in"),
+    ],
+)
+def test_wrong_settings_are_named(tmp_path, source, setting, message):
     (tmp_path / "a.txt").write_text(TEXT)
-    for setting, message in (
-        ({"lines": "verse"}, "'verse'; choose one of sentence, paragraph, wrapped"),
-        ({"encoding": "utf-9"}, "no encoding 'utf-9'"),
-        ({"encoding": "utf-16"}, "utf-16 has no newline of one byte"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            Corpus(tmp_path, **setting)
     (tmp_path / "empty").mkdir()
-    for source, message in (("no.txt", "there is no"), ("empty", "there is no file in")):
-        with pytest.raises(FileNotFoundError, match=message):
-            Corpus(tmp_path / source)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        Corpus(source if source.startswith("tfds:") else tmp_path / source, **setting)
 
 
 # Sentences
@@ -273,22 +279,6 @@ Last [http://example.org site] ends.<!-- hidden --> See [[:Category:Bars]].
 """
 PASSAGES = ["Foo is a bar of Baz. It has 5 km.", "Last site ends. See Category:Bars."]
 
-DUMP = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.10/" version="0.10" xml:lang="en">
-<siteinfo><sitename>W</sitename><dbname>w</dbname><base>b</base><generator>g</generator><case>first-letter</case>
-<namespaces><namespace key="0" case="first-letter" /><namespace key="6" case="first-letter">Datei</namespace>
-<namespace key="1" case="first-letter">Talk</namespace></namespaces></siteinfo>
-{}</mediawiki>"""
-PAGE = """<page><title>{title}</title><ns>{ns}</ns><id>{id}</id>{extra}<revision><id>{id}</id>
-<timestamp>2020-01-01T00:00:00Z</timestamp><model>wikitext</model><format>text/x-wiki</format>
-<text xml:space="preserve">{text}</text></revision></page>
-"""
-
-
-def dump(*pages):
-    return DUMP.format(
-        "".join(PAGE.format(id=i, **{"ns": 0, "extra": ""} | page) for i, page in enumerate(pages, 1))
-    )
-
 
 def test_wikitext_leaves_passages():
     pytest.importorskip("mwparserfromhell")
@@ -336,23 +326,16 @@ def test_tensorflow_datasets(tmp_path, monkeypatch, field):
     assert list(Corpus("tfds:small_text", lines="paragraph")) == [["One.", "Two.", "Three."], ["Four."]]
 
 
-def test_bad_bytes_of_tensorflow_datasets(tmp_path, monkeypatch):
-    store(tmp_path, monkeypatch, {"text": [b"One.", b"caf\xe9"]})
-    with pytest.raises(ValueError, match="small_text, example 2 of train: text is not utf-8"):
-        list(Corpus("tfds:small_text"))
-
-
-def test_tensorflow_datasets_without_text(tmp_path, monkeypatch):
-    store(tmp_path, monkeypatch, {"question": ["a"], "answer": ["b"]})
-    with pytest.raises(ValueError, match="small_text has no field 'text'; .* answer, question"):
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"text": [b"One.", b"caf\xe9"]}, "small_text, example 2 of train: text is not utf-8"),
+        ({"question": ["a"], "answer": ["b"]}, "small_text has no field 'text'; .* answer, question"),
+    ],
+)
+def test_tensorflow_datasets_without_text(tmp_path, monkeypatch, columns, message):
+    store(tmp_path, monkeypatch, columns)
+    with pytest.raises(ValueError, match=message):
         list(Corpus("tfds:small_text"))
     with pytest.raises(FileNotFoundError, match="no_such_set cannot be loaded from TensorFlow Datasets"):
         list(Corpus("tfds:no_such_set"))
-
-
-def test_settings_of_another_source_are_refused(tmp_path):
-    (tmp_path / "text.txt").write_text("a\n")
-    with pytest.raises(ValueError, match="split is 'test', which applies only to tfds:NAME"):
-        Corpus(tmp_path / "text.txt", split="test")
-    with pytest.raises(ValueError, match="encoding is 'latin-1', and TensorFlow Datasets are UTF-8"):
-        Corpus("tfds:mock", encoding="latin-1")

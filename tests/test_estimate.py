@@ -108,15 +108,15 @@ def test_what_saves_memory():
     recipe, config = settings("bert")
     whole = estimate(recipe, config).phases[0].memory
 
-    def memory(**changes) -> Memory:
-        return estimate(recipe, config, **changes).phases[0].memory
+    def memory(devices=1, **changes) -> Memory:
+        return estimate(recipe.changed(**changes), config, devices=devices).phases[0].memory
 
     assert memory(devices=2).activations == memory(micro_batch=4).activations == whole.activations / 2
     assert memory(micro_batch=4).gradients == whole.gradients * 4 / 3, "the sum over the micro-batches"
     assert memory(devices=2).gradients == memory(micro_batch=8).gradients == whole.gradients
     deep = recipe.changed(num_layers=20)
     deep_config = dataclasses.replace(config, num_layers=20)
-    saved = estimate(deep, deep_config, rematerialize=True).phases[0]
+    saved = estimate(deep.changed(rematerialize=True), deep_config).phases[0]
     kept = estimate(deep, deep_config).phases[0]
     assert saved.memory.activations < kept.memory.activations / 5
     assert kept.flops < saved.flops < 1.34 * kept.flops
@@ -155,7 +155,7 @@ def test_command(tmp_path, capfd):
     again = "--seq-length 32 --steps 10 --batch-size 8 --micro-batch 2 --rematerialize --json".split()
     code, out, err = runs.run_command(capfd, "plan", "--checkpoint", tmp_path, *again)
     assert code == 0, err
-    wanted = estimate(recipe, config, micro_batch=2, rematerialize=True).to_json()
+    wanted = estimate(recipe.changed(micro_batch=2, rematerialize=True), config).to_json()
     assert json.loads(out)["phases"] == json.loads(json.dumps(wanted))["phases"]
     code, _, err = runs.run_command(capfd, *command, "--size", "tiny")
     assert code == 1 and "size and a checkpoint were given" in err

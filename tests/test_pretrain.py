@@ -32,18 +32,16 @@ from bert_keras.text.wordpiece import WordPiece
 # -----------------------------------------------------------------------------------------------------------
 # Recipes
 
-HEADS = {
-    "bert": {"masked_lm", "next_sentence"},
-    "bert-no-nsp": {"masked_lm"},
-    "ltr-no-nsp": {"masked_lm"},
-    "roberta": {"masked_lm"},
-    "albert": {"masked_lm", "next_sentence"},
-    "electra": {"replaced_token"},
+# name: its heads, and the model_type whose class of transformers could read the output
+MADE = {
+    "bert": ({"masked_lm", "next_sentence"}, "bert"),
+    "bert-no-nsp": ({"masked_lm"}, "bert"),
+    "ltr-no-nsp": ({"masked_lm"}, "bert_keras"),
+    "roberta": ({"masked_lm"}, "roberta"),
+    "albert": ({"masked_lm", "next_sentence"}, "albert"),
+    "electra": ({"replaced_token"}, "electra"),
 }
-
-
-# The class of transformers that could read the output.
-MODEL_TYPES = {"ltr-no-nsp": "bert_keras", "roberta": "roberta", "albert": "albert", "electra": "electra"}
+LABELS = {"bert": ("is_next", "not_next"), "albert": ("in_order", "swapped")}
 
 
 # All of them at length, and two shortly.
@@ -73,15 +71,14 @@ def test_recipe_learns_and_is_fine_tuned(name, steps, tmp_path):
     assert json.loads((run / "results.json").read_text()) == results
     assert (run / "curves.png").read_bytes().startswith(b"\x89PNG") and list((run / "logs").iterdir())
 
-    checkpoint = checkpoints.read(run)
+    checkpoint, (heads, model_type) = checkpoints.read(run), MADE[name]
     parts = {part.split("/")[0] for part in checkpoint.tensors}
-    assert parts & {*checkpoints.HEADS} == HEADS[name]
-    assert ("pooler" in parts) == ("next_sentence" in HEADS[name])  # else nothing trained it
-    assert json.loads((run / "config.json").read_text())["model_type"] == MODEL_TYPES.get(name, "bert")
+    assert parts & {*checkpoints.HEADS} == heads
+    assert ("pooler" in parts) == ("next_sentence" in heads)  # else nothing trained it
+    assert json.loads((run / "config.json").read_text())["model_type"] == model_type
     wanted = RECIPES[name].changed(**SMALL | changes).config(vocab_size=len(runs.VOCABULARY))
+    assert checkpoint.labels == LABELS.get(name)
     # An ALBERT's file always names the dropout of a classifier.
-    pairs = {"bert": ("is_next", "not_next"), "albert": ("in_order", "swapped")}
-    assert checkpoint.labels == pairs.get(name)
     named = dataclasses.replace(wanted, classifier_dropout=checkpoint.config.classifier_dropout)
     assert checkpoint.config == named and checkpoint.config.head_dropout == wanted.head_dropout
     fills = name in ("bert", "bert-no-nsp", "roberta", "albert")
@@ -100,35 +97,26 @@ def test_recipe_learns_and_is_fine_tuned(name, steps, tmp_path):
 
 
 def test_recipes_are_the_papers():
-    figures = {
-        name: (one.hparams.batch_size, one.hparams.steps, one.hparams.learning_rate, one.hparams.optimizer)
-        for name, one in RECIPES.items()
-    }
+    figures = {}
+    for name, recipe in RECIPES.items():
+        of = recipe.hparams
+        warmup = round(of.warmup_proportion * of.steps)
+        figures[name] = (of.batch_size, of.steps, warmup, of.learning_rate, of.optimizer)
     assert figures == {
-        "bert": (256, 1_000_000, 1e-4, "adamw"),
-        "bert-no-nsp": (256, 1_000_000, 1e-4, "adamw"),
-        "ltr-no-nsp": (256, 1_000_000, 1e-4, "adamw"),
-        "roberta": (8192, 500_000, 6e-4, "adamw"),
-        "albert": (4096, 125_000, 1.76e-3, "lamb"),
-        "electra": (128, 1_000_000, 5e-4, "adamw"),
-    }
-    warmups = {name: one.hparams.warmup_proportion * one.hparams.steps for name, one in RECIPES.items()}
-    assert {name: round(steps) for name, steps in warmups.items()} == {
-        **dict.fromkeys(("bert", "bert-no-nsp", "ltr-no-nsp", "electra"), 10_000),
-        "roberta": 24_000,
-        "albert": 3_125,
+        "bert": (256, 1_000_000, 10_000, 1e-4, "adamw"),
+        "bert-no-nsp": (256, 1_000_000, 10_000, 1e-4, "adamw"),
+        "ltr-no-nsp": (256, 1_000_000, 10_000, 1e-4, "adamw"),
+        "roberta": (8192, 500_000, 24_000, 6e-4, "adamw"),
+        "albert": (4096, 125_000, 3_125, 1.76e-3, "lamb"),
+        "electra": (128, 1_000_000, 10_000, 5e-4, "adamw"),
     }
     bert = RECIPES["bert"]
     asked = [bert.masking(length).max_predictions for length, _ in bert.hparams.phases]
     assert bert.hparams.phases == ((128, 0.9), (512, 0.1)) and asked == [20, 77]
     assert bert.config(vocab_size=30522) == BertConfig.named("base")
     electra = RECIPES["electra"].config(vocab_size=30522)
-    assert (electra.num_layers, electra.hidden_size, electra.num_heads, electra.embedding_size) == (
-        12,
-        256,
-        4,
-        128,
-    )
+    assert (electra.num_layers, electra.hidden_size) == (12, 256)
+    assert (electra.num_heads, electra.embedding_size) == (4, 128)
 
 
 @pytest.mark.parametrize(
@@ -241,14 +229,7 @@ def test_the_optimizer_continues_in_the_second_phase(tmp_path, monkeypatch):
 @pytest.mark.long
 def test_patience_ends_the_last_phase(tmp_path):
     """At a rate of nearly 0, no evaluation is better than the first of a phase."""
-    still = {
-        "learning_rate": 1e-30,
-        "weight_decay": 0.0,
-        "num_layers": 1,
-        "log_every": 1,
-        "eval_every": 2,
-        "patience": 2,
-    }
+    still = {"learning_rate": 1e-30, "weight_decay": 0.0, "log_every": 1, "eval_every": 2, "patience": 2}
     phases = {"phases": ((24, 0.5), (32, 0.5)), "steps": 24}
     lines = []
     options = given("bert", held_out=0.3, changes=still | phases)
@@ -265,16 +246,9 @@ def test_starts_from_a_checkpoint(tmp_path, tokenizer):
     lines = []
     source = checkpoints.read(tmp_path / "first")
     changes = {name: SMALL[name] for name in ("batch_size", "seq_length", "log_every", "learning_rate")}
-    results = pretrain(
-        Pretraining(
-            recipe=RECIPES["bert"].changed(**changes, steps=10, hidden_dropout=0.0),
-            documents=documents(seed=1),
-            checkpoint=tmp_path / "first",
-        ),
-        tmp_path / "second",
-        verbose=0,
-        log=lines.append,
-    )
+    recipe = RECIPES["bert"].changed(**changes, steps=10, hidden_dropout=0.0)
+    again = Pretraining(recipe=recipe, documents=documents(seed=1), checkpoint=tmp_path / "first")
+    results = pretrain(again, tmp_path / "second", verbose=0, log=lines.append)
     assert "unused: none" in "\n".join(lines) and "randomly initialized: none" in "\n".join(lines)
     assert results["history"][0]["masked_lm_loss"] < 3.3, "from scratch it starts at 5.9"
     config = checkpoints.read(tmp_path / "second").config
@@ -286,50 +260,34 @@ def test_an_electra_starts_with_its_generator(tmp_path):
     train(tmp_path / "first", "electra", changes={"steps": 20})
     lines = []
     still = {"steps": 1, "learning_rate": 1e-12}
-    again = {
-        "recipe": RECIPES["electra"].changed(batch_size=8, seq_length=32, **still),
-        "documents": documents(),
-    }
-    pretrain(
-        Pretraining(**again, checkpoint=tmp_path / "first"), tmp_path / "second", verbose=0, log=lines.append
-    )
+    recipe = RECIPES["electra"].changed(batch_size=8, seq_length=32, **still)
+    again = functools.partial(Pretraining, recipe=recipe, documents=documents())
+    pretrain(again(checkpoint=tmp_path / "first"), tmp_path / "second", verbose=0, log=lines.append)
     for part in ("", "generator"):
         first, second = (checkpoints.read(tmp_path / name / part).tensors for name in ("first", "second"))
         assert all(np.allclose(first[name], second[name], atol=1e-6) for name in first)
     shutil.rmtree(tmp_path / "second" / "generator")
-    lines += plan_pretraining(Pretraining(**again, checkpoint=tmp_path / "second")).lines
+    lines += plan_pretraining(again(checkpoint=tmp_path / "second")).lines
     assert [line for line in lines if "generator" in line] == [
         "the generator is randomly initialized: the checkpoint has no generator/"
     ]
 
 
-def test_settings_that_contradict_a_checkpoint(tmp_path):
-    runs.write_checkpoint(tmp_path / "checkpoint")
-    options = {"checkpoint": tmp_path / "checkpoint"}
-    other = WordPiece([*runs.VOCABULARY[:-1], "other"])
-    refused(tmp_path, "the checkpoint was trained with another vocabulary", tokenizer=other, **options)
-    cased = WordPiece(runs.VOCABULARY, lower_case=False)
-    refused(
-        tmp_path,
-        "the checkpoint's tokenizer has lower_case=True, the given one False",
-        tokenizer=cased,
-        **options,
-    )
-    refused(tmp_path, "size and a checkpoint were given", changes={"size": "tiny"}, **options)
+OTHER, CASED = WordPiece([*runs.VOCABULARY[:-1], "other"]), WordPiece(runs.VOCABULARY, lower_case=False)
 
 
-def test_left_to_right_refuses_a_bidirectional_encoder(tmp_path):
-    runs.write_checkpoint(tmp_path / "checkpoint")
-    with pytest.raises(ValueError, match="set causal=true"):
-        pretrain(
-            Pretraining(
-                recipe=RECIPES["ltr-no-nsp"].changed(batch_size=8, seq_length=32, steps=2),
-                documents=documents(),
-                checkpoint=tmp_path / "checkpoint",
-            ),
-            tmp_path / "run",
-            log=lambda line: None,
-        )
+@pytest.mark.parametrize(
+    ("name", "options", "match"),
+    [
+        ("bert", {"tokenizer": OTHER}, "the checkpoint was trained with another vocabulary"),
+        ("bert", {"tokenizer": CASED}, "tokenizer has lower_case=True, the given one False"),
+        ("bert", {"changes": {"size": "tiny"}}, "size and a checkpoint were given"),
+        ("ltr-no-nsp", {}, "set causal=true"),
+    ],
+)
+def test_settings_that_contradict_a_checkpoint(name, options, match, tmp_path):
+    checkpoint = runs.write_checkpoint(tmp_path / "checkpoint")
+    refused(tmp_path, match, name, checkpoint=checkpoint, **options)
 
 
 @pytest.mark.long
@@ -418,16 +376,16 @@ def test_command(tmp_path, capfd):
         vocabulary,
         "--output",
         tmp_path / "run",
-        "--size",
-        "tiny",
+        "--held-out",
+        "0.2",
     ]
-    settings = ["--steps", "6", "--phases", "[[24, 0.5], [32, 0.5]]"]
+    command += ["--size", "tiny", "--steps", "6", "--phases", "[[24, 0.5], [32, 0.5]]"]
     for name, value in SMALL.items():
         if name not in ("steps", "seq_length"):
-            settings += [flag_of(name), value]
-    code, out, err = runs.run_command(capfd, *command, "--held-out", "0.2", *settings)
+            command += [flag_of(name), value]
+    code, out, err = runs.run_command(capfd, *command)
     assert code == 0, err
     assert "held_out_masked_lm_accuracy" in out and "the run is in" in out
     assert "step 6, held out: loss " in out, "a line where there is no terminal for a progress bar"
-    code, _, err = runs.run_command(capfd, *command, "--held-out", "0.2", *settings)
+    code, _, err = runs.run_command(capfd, *command)
     assert code == 1 and "already holds a run" in err

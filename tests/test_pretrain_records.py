@@ -11,7 +11,7 @@ from pretrainings import documents, train, write, write_google
 from bert_keras import checkpoints
 from bert_keras.features import INPUT_WORD_IDS
 from bert_keras.fields import Masking
-from bert_keras.tasks.pretraining.instance_sources import Share
+from bert_keras.tasks.pretraining.corpus import HashSplit
 from bert_keras.tasks.pretraining.records import read_records
 
 
@@ -74,11 +74,11 @@ def test_held_out_records_are_evaluated_on_at_their_length(length, steps, tmp_pa
 
 def test_the_held_out_fraction_follows_each_document_s_hash(tmp_path):
     found = documents(400)
-    inside, outside = (list(Share(found, 0.25, inside)) for inside in (True, False))
+    inside, outside = (list(HashSplit(found, 0.25, inside)) for inside in (True, False))
     assert 60 < len(inside) < 140 and len(inside) + len(outside) == 400
     assert not {map(tuple, inside)} & {map(tuple, outside)}
-    assert sorted(inside) == sorted(Share(found[::-1], 0.25, True))
-    assert all(document in inside for document in Share(found[:50], 0.1, True)), (
+    assert sorted(inside) == sorted(HashSplit(found[::-1], 0.25, True))
+    assert all(document in inside for document in HashSplit(found[:50], 0.1, True)), (
         "a smaller share is part of it"
     )
 

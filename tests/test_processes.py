@@ -9,8 +9,9 @@ import time
 
 import pytest
 
-from bert_keras.errors import BertKerasError
-from bert_keras.tasks.pretraining.processes import RESULTS, check_sendable, in_order
+from bert_keras.tasks.pretraining.processes import RESULTS, in_order
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(200)]  # far below the seconds of the calls
 
 
 def _start():
@@ -55,8 +56,6 @@ def _slow(seconds):
     return seconds
 
 
-@pytest.mark.long
-@pytest.mark.timeout(200)  # far below the seconds of the calls
 def test_closing_ends_calls_whose_results_nobody_wants():
     results = in_order(_start, [(0,), (3000,), (3000,), (3000,)], workers=2, interruptible=False)
     assert next(results) == 0
@@ -64,15 +63,11 @@ def test_closing_ends_calls_whose_results_nobody_wants():
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.long
-@pytest.mark.timeout(200)
 def test_nobody_waits_for_a_worker_whose_calls_are_done():
     assert list(in_order(_start_with_a_slow_end, [(0,), (1,), (0,)], workers=2)) == [0, 1, 0]
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.long
-@pytest.mark.timeout(200)
 def test_a_process_that_takes_part_works_while_others_start_and_keeps_the_order():
     results = in_order(_start_with_places, zip(itertools.count()), workers=2, takes_part=True)
     found = [next(results) for _ in range(3)]
@@ -85,8 +80,6 @@ def test_a_process_that_takes_part_works_while_others_start_and_keeps_the_order(
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.long
-@pytest.mark.timeout(200)
 def test_an_error_in_a_process_that_takes_part_has_its_turn():
     results = in_order(_start_with_a_fault, [(number,) for number in range(9)], workers=2, takes_part=True)
     assert [next(results) for _ in range(3)] == [None] * 3
@@ -95,8 +88,6 @@ def test_an_error_in_a_process_that_takes_part_has_its_turn():
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.long
-@pytest.mark.timeout(200)
 def test_few_results_wait_for_a_slow_process():
     read, waited, elsewhere = [], [], 0
 
@@ -113,8 +104,6 @@ def test_few_results_wait_for_a_slow_process():
     assert RESULTS // 2 < max(waited) <= RESULTS + 1
 
 
-@pytest.mark.long
-@pytest.mark.timeout(200)
 def test_workers_have_tasks_while_a_result_is_used():
     read = []
 
@@ -128,8 +117,6 @@ def test_workers_have_tasks_while_a_result_is_used():
         assert len(read) == min(12, number + 3)
 
 
-@pytest.mark.long
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize("interruptible", [False, True])
 def test_a_killed_process_is_named(interruptible):
     results = in_order(_start, [(0,), (30,), (30,)], workers=2, interruptible=interruptible)
@@ -140,16 +127,12 @@ def test_a_killed_process_is_named(interruptible):
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.long
-@pytest.mark.timeout(200)
 def test_a_function_that_cannot_be_made_is_named():
     with pytest.raises(ChildProcessError, match="a worker process ended"):
         list(in_order(_fail, [(0,), (0,)], workers=2, interruptible=False))
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.long
-@pytest.mark.timeout(200)
 def test_signals_to_all_processes_do_not_end_results_that_are_still_needed():
     results = in_order(_start, [(0,), (3,), (3,)], workers=2, interruptible=False)
     assert next(results) == 0
@@ -157,9 +140,3 @@ def test_signals_to_all_processes_do_not_end_results_that_are_still_needed():
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             os.kill(child.pid, number)
     assert list(results) == [3, 3]
-
-
-def test_an_argument_that_cannot_be_sent_is_named():
-    check_sendable(segment=str.split, tokenizer=None)
-    with pytest.raises(BertKerasError, match="segment cannot be sent to a worker process .* or workers=1"):
-        check_sendable(segment=lambda line: line.split())

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import scipy.stats
-from instance_texts import DOCUMENT, SEGMENT, documents, original_pairs, whole
+from instance_texts import DOCUMENT, SEGMENT, documents, each, original_pairs, segments_of
 
 from bert_keras.tasks.hparams import Sampling
-from bert_keras.tasks.pretraining.instance_stream import shards
+from bert_keras.tasks.pretraining.corpus import shards
 from bert_keras.tasks.pretraining.samplers import SAMPLERS, make_instances, one_pass
 
 SEP = 0  # in the documents below, whose ids are from 1
@@ -14,7 +14,8 @@ SEP = 0  # in the documents below, whose ids are from 1
 
 def made(sampler, texts=None, *, seed=1, **settings):
     settings = Sampling(sampler=sampler, **{"dupe_factor": 1, **settings})
-    return make_instances(texts or documents(), seed=[seed], settings=settings, separator=SEP)
+    found, skipped = make_instances(texts or documents(), seed=[seed], settings=settings, separator=SEP)
+    return [*each(found)], skipped
 
 
 MEASURES = {
@@ -34,7 +35,9 @@ def both_implementations():
     """Pairs of this implementation and of the other, of two passes over 1,000 documents."""
     texts, settings = documents(1_000), {"seq_length": 64, "short_seq_prob": 0.1}
     ours, _ = made("next_sentence", texts, dupe_factor=2, **settings)
-    theirs = original_pairs([[s.tolist() for s in text] for text in texts], seed=2, passes=2, **settings)
+    theirs = original_pairs(
+        [[s.tolist() for s in text] for text in segments_of(texts)], seed=2, passes=2, **settings
+    )
     return [(*one.segments, one.label) for one in ours], list(theirs)
 
 
@@ -61,14 +64,14 @@ def test_two_documents_are_enough():
 def sampled(name, texts, **settings):
     """The instances of a sampler, in order, before pairs are cut."""
     settings = Sampling(sampler=name, **settings)
-    return list(one_pass(texts, np.random.default_rng(3), settings=settings, separator=SEP)[0])
+    return [*each(one_pass(texts, np.random.default_rng(3), settings=settings, separator=SEP)[0])]
 
 
 def test_unused_segments_are_put_back():
     """A, and B where it is A's own next, are all of the text once."""
     texts = documents()
     found = [segment for one in sampled("next_sentence", texts) for segment in one.segments[: 2 - one.label]]
-    assert np.concatenate(found).tolist() == whole(texts)
+    assert np.concatenate(found).tolist() == texts.ids.tolist()
 
 
 def test_pairs_fit_and_lose_either_end():
@@ -79,11 +82,11 @@ def test_pairs_fit_and_lose_either_end():
     assert min(len(ids) for one in instances for ids in one.segments) == 14
 
 
-def test_strict_labels_are_even():
+@pytest.mark.parametrize("name", ["next_sentence", "sentence_pair"])
+def test_strict_labels_are_even(name):
     texts = documents(2_000, segments=(1, 6))
-    loose, _ = made("next_sentence", texts)
-    strict, skipped = made("next_sentence", texts, strict=True)
-    labels = np.array([one.label for one in strict])
+    (loose, _), (strict, skipped) = made(name, texts), made(name, texts, strict=True)
+    labels = [one.label for one in strict]
     assert len(labels) > 2_000 and skipped > 0
     assert abs(np.mean(labels) - 0.5) < 3 * 0.5 / np.sqrt(len(labels))
     assert np.mean([one.label for one in loose]) > 0.55  # what it is strict about
@@ -91,7 +94,7 @@ def test_strict_labels_are_even():
 
 def sentence_pairs(texts, draws, *, strict):
     """(A, B, label) one sentence at a time, as Liu et al. describe SENTENCE-PAIR; None for a sentence that is skipped."""
-    texts = [*texts]
+    texts = segments_of(texts)
     for mine, text in enumerate(texts):
         others = texts[mine + 1 :] + texts[:mine]
         waiting = list(text)
@@ -114,7 +117,7 @@ def test_sentence_pairs_are_single_sentences(strict):
     made = list(sentence_pairs(texts, np.random.default_rng(3), strict=strict))
     theirs = [one for one in made if one]
     assert len(made) > 700 and skipped == len(made) - len(theirs) and (skipped > 0) == strict
-    for one, (first, second, label) in zip(ours, theirs, strict=True):
+    for one, (first, second, label) in zip(each(ours), theirs, strict=True):
         found = (*(ids.tolist() for ids in one.segments), one.label)
         assert found == (first.tolist(), second.tolist(), label)
 
@@ -128,15 +131,6 @@ def test_long_sentences_of_a_pair_are_cut():
         assert follows == (one.label == 0)
 
 
-def test_strict_sentence_pairs_have_even_labels():
-    texts = documents(2_000, segments=(1, 6))
-    loose, _ = made("sentence_pair", texts)
-    strict, _ = made("sentence_pair", texts, strict=True)
-    labels = np.array([one.label for one in strict])
-    assert abs(np.mean(labels) - 0.5) < 3 * 0.5 / np.sqrt(len(labels))
-    assert np.mean([one.label for one in loose]) > 0.55
-
-
 def test_sentence_order_swaps_half():
     instances, skipped = made("sentence_order", documents(2_000))
     labels = np.array([one.label for one in instances])
@@ -145,7 +139,7 @@ def test_sentence_order_swaps_half():
         assert first[-1] < second[0] and first[0] // DOCUMENT == second[0] // DOCUMENT
     texts = documents(segments=(2, 20))
     kept = [one.segments[:: -1 if one.label else 1] for one in sampled("sentence_order", texts)]
-    assert set(np.concatenate([ids for pair in kept for ids in pair]).tolist()) <= set(whole(texts))
+    assert set(np.concatenate([ids for pair in kept for ids in pair]).tolist()) <= set(texts.ids.tolist())
 
 
 @pytest.mark.parametrize("short_seq_prob", [0.0, 0.3])
@@ -155,7 +149,7 @@ def test_rows_have_every_token_once(name, pieces, short_seq_prob):
     texts = documents(pieces=pieces)
     rows = [one.segments[0] for one in sampled(name, texts, seq_length=64, short_seq_prob=short_seq_prob)]
     text = np.concatenate(rows)
-    assert text[text != SEP].tolist() == whole(texts)
+    assert text[text != SEP].tolist() == texts.ids.tolist()
     assert max(map(len, rows)) == 62
     assert all(row[0] != SEP != row[-1] for row in rows)
 
@@ -175,7 +169,7 @@ def test_full_sentences_run_into_the_next_document():
         assert np.flatnonzero(row == SEP).tolist() == (changes + np.arange(len(changes))).tolist()
     assert np.mean([SEP in row for row in rows]) > 0.4
     # Greedy: the segment that opens the next row did not fit.
-    lengths = {segment[0]: len(segment) for text in texts for segment in text}
+    lengths = {segment[0]: len(segment) for text in segments_of(texts) for segment in text}
     for row, following in zip(rows[:-1], rows[1:], strict=True):
         apart = following[0] // DOCUMENT != row[-1] // DOCUMENT
         assert len(row) + apart + lengths[following[0]] > 62

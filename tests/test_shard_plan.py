@@ -10,11 +10,19 @@ import sys
 import zipfile
 
 import pytest
+from instance_texts import dump
 
 from bert_keras.tasks.pretraining import corpus_files
-from bert_keras.tasks.pretraining.corpus import Corpora, Corpus
-from bert_keras.tasks.pretraining.instance_stream import count_bytes, shards
-from bert_keras.tasks.pretraining.write_records import corpus_ranges, document_sizes, read_spans, shard_spans
+from bert_keras.tasks.pretraining.corpus import (
+    Corpora,
+    Corpus,
+    corpus_ranges,
+    count_bytes,
+    document_sizes,
+    read_spans,
+    shard_spans,
+    shards,
+)
 
 WORDS = "a cat sat. the dög ran. 東京 far! B".split()
 SIZES = (1, 2, 7, 40, 1000)
@@ -29,17 +37,6 @@ def plain(seed, *, documents=12):
         lines += draw.choices(["", "  ", "\u00a0", "\r"], k=draw.randint(1, 3))
     text = "\n".join([*draw.choices(["", "x"], k=2), *lines, "end"])
     return text.replace("far!", "\ufefffar!").encode()
-
-
-def wiki(articles):
-    pages = "".join(
-        f"<page><title>{i}</title><ns>0</ns><id>{i}</id><revision><id>{i}</id><text>{text}</text></revision></page>"
-        for i, text in enumerate(articles, 1)
-    )
-    return (
-        '<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" version="0.11" xml:lang="en"><siteinfo>'
-        f"<sitename>W</sitename><namespaces/></siteinfo>{pages}</mediawiki>"
-    ).encode()
 
 
 def documents_in_parts(corpus, size):
@@ -123,7 +120,10 @@ def test_a_carriage_return_in_a_later_line_is_text(tmp_path):
 
 def test_large_files_that_have_no_parts_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus_files, "MAX_WHOLE_BYTES", 10)
-    for name, data in {"a.txt.gz": gzip.compress(plain(0)), "b.xml": wiki(["Some text."])}.items():
+    for name, data in {
+        "a.txt.gz": gzip.compress(plain(0)),
+        "b.xml": dump({"title": "A", "text": "Some text."}).encode(),
+    }.items():
         (tmp_path / name).write_bytes(data)
         with pytest.raises(ValueError, match=f"{name} has over 10 bytes and can only be read from its start"):
             list(Corpus(tmp_path / name).ranges(100))
@@ -139,7 +139,9 @@ def corpora(tmp_path):
         (tmp_path / f"plain{seed}.txt").write_bytes(plain(seed, documents=20))
     (tmp_path / "text.txt.gz").write_bytes(gzip.compress(plain(7)))
     articles = ["'''One''' cat sat. The dog ran.\n\nFar.", "", "* list", *["Many dogs."] * 9]
-    (tmp_path / "dump.xml.bz2").write_bytes(bz2.compress(wiki(articles)))
+    (tmp_path / "dump.xml.bz2").write_bytes(
+        bz2.compress(dump(*({"title": "A", "text": text} for text in articles)).encode())
+    )
     return Corpora(
         (
             Corpus([tmp_path / f"plain{seed}.txt" for seed in range(3)]),
@@ -199,5 +201,5 @@ def test_a_shard_of_many_files_opens_few_at_once(tmp_path):
 def test_more_text_gives_larger_ranges(tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_bytes(b"a\n\n" * 1000)
     corpora = Corpora((Corpus(tmp_path / "text.txt"),))
-    monkeypatch.setattr("bert_keras.tasks.pretraining.write_records.MAX_RANGES", 10)
+    monkeypatch.setattr("bert_keras.tasks.pretraining.corpus.MAX_RANGES", 10)
     assert len(corpus_ranges(corpora, range_bytes=1)) == 10

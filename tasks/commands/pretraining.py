@@ -82,7 +82,7 @@ def _run_pretrain(args: argparse.Namespace) -> None:
     from bert_keras.tasks.pretraining.corpus import open_corpora
     from bert_keras.tasks.pretraining.pretrain import Pretraining, pretrain
 
-    held_out = args.held_out and _share(args.held_out)
+    held_out = args.held_out and _fraction(args.held_out)
     if args.held_out and held_out is None:
         held_out = args.held_out if args.records else open_corpora([args.held_out])
     given = Pretraining(
@@ -108,7 +108,7 @@ def _run_pretrain(args: argparse.Namespace) -> None:
     print(f"the run is in {args.output}")
 
 
-def _share(given: str) -> float | None:
+def _fraction(given: str) -> float | None:
     try:
         return float(given)
     except ValueError:
@@ -161,14 +161,7 @@ def _run_plan(args: argparse.Namespace) -> None:
         )
     source = args.checkpoint and BertConfig.load(args.checkpoint)
     config = recipe.config(vocab_size=UNCASED_TOKENS, source=source or None)
-    found = estimate(
-        recipe,
-        config,
-        devices=options.devices,
-        micro_batch=recipe.hparams.micro_batch,
-        rematerialize=recipe.hparams.rematerialize,
-        teraflops=options.teraflops,
-    )
+    found = estimate(recipe, config, devices=options.devices, teraflops=options.teraflops)
     if args.json:
         print(json.dumps({"recipe": args.recipe, "config": config.to_dict(), **found.to_json()}))
         return

@@ -11,8 +11,7 @@ import dataclasses
 import json
 import logging
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -20,8 +19,17 @@ from bert_keras.errors import BertKerasError, MissingPackageError, first_line
 from bert_keras.io.files import atomic_file, write_json
 from bert_keras.io.folders import check_equal
 from bert_keras.io.paths import is_remote
-from bert_keras.tasks.pretraining.corpus import Corpora
-from bert_keras.tasks.pretraining.instance_stream import digest_documents
+from bert_keras.tasks.pretraining.corpus import (
+    RANGE_BYTES,
+    Corpora,
+    CorpusRange,
+    Span,
+    corpus_ranges,
+    digest_documents,
+    document_sizes,
+    read_spans,
+    shard_spans,
+)
 from bert_keras.tasks.pretraining.records import (
     WORK,
     InstancesFolder,
@@ -32,17 +40,7 @@ from bert_keras.tasks.pretraining.records import (
     shard_name,
     summarize,
 )
-from bert_keras.tasks.pretraining.write_records import (
-    RANGE_BYTES,
-    CorpusRange,
-    Job,
-    ShardWriter,
-    Span,
-    corpus_ranges,
-    document_sizes,
-    read_spans,
-    shard_spans,
-)
+from bert_keras.tasks.pretraining.write_records import Job, ShardWriter
 
 try:
     import apache_beam as beam
@@ -77,15 +75,14 @@ def write_records_with_beam(
     """
     sources = corpus_ranges(corpora, range_bytes=range_bytes)
     job = dataclasses.replace(job, path=job.path.absolute())  # workers may run in another folder
-    texts = (source.range.file for source in sources)
-    made = _pipeline(options, [job.path, *texts, *([] if vocabulary is None else [vocabulary])])
-    folder, fingerprint = InstancesFolder(job.path), job.fingerprint()
-    with folder.begin(fingerprint):
+    paths = [job.path, *(source.range.file for source in sources), *filter(None, [vocabulary])]
+    made = _pipeline(options, paths)
+    with InstancesFolder(job.path).begin(job.fingerprint()):
         work = job.path / WORK
         work.mkdir(exist_ok=True)
         (work / ERROR).unlink(missing_ok=True)
         with _one_line(), made as pipeline:
-            _build(pipeline, corpora, job, fingerprint, sources)
+            _build(pipeline, corpora, job, sources)
         if (work / ERROR).is_file():
             raise BertKerasError(json.loads((work / ERROR).read_text(encoding="utf-8"))["error"])
     return load_summary(read_manifest(job.path))
@@ -127,13 +124,7 @@ def _one_line() -> Iterator[None]:
         raise BertKerasError(f"a step of the pipeline failed: {lines[-1].strip()}") from error
 
 
-def _build(
-    pipeline: beam.Pipeline,
-    corpora: Corpora,
-    job: Job,
-    fingerprint: Mapping[str, Any],
-    sources: Sequence[CorpusRange],
-) -> None:
+def _build(pipeline: beam.Pipeline, corpora: Corpora, job: Job, sources: Sequence[CorpusRange]) -> None:
     """Builds the pipeline. A step reads a side input only when it is complete: these are the points where workers wait."""
     sized = (
         pipeline
@@ -152,7 +143,7 @@ def _build(
         pipeline
         | "End" >> beam.Create([None])
         | "Write manifest"
-        >> beam.Map(_write_manifest, beam.pvalue.AsList(sized), beam.pvalue.AsList(written), job, fingerprint)
+        >> beam.Map(_write_manifest, beam.pvalue.AsList(sized), beam.pvalue.AsList(written), job)
     )
 
 
@@ -233,11 +224,7 @@ class _WriteShards(beam.DoFn):
 
 
 def _write_manifest(
-    _: None,
-    sized: Iterable[CorpusRange | str],
-    written: Iterable[tuple[int, Shard] | str],
-    job: Job,
-    fingerprint: Mapping[str, Any],
+    _: None, sized: Iterable[CorpusRange | str], written: Iterable[tuple[int, Shard] | str], job: Job
 ) -> None:
     """Writes the complete manifest, or the first error."""
     folder = InstancesFolder(job.path)
@@ -253,4 +240,4 @@ def _write_manifest(
     except BertKerasError as error:
         write_json(job.path / WORK / ERROR, {"error": str(error)})
         return
-    folder.write(fingerprint, shards, summary)
+    folder.write(folder.fingerprint(), shards, summary)

@@ -1,4 +1,4 @@
-"""A text corpus as a stream of documents.
+"""A text corpus as a stream of documents, and the groups of documents that are processed together: its shards.
 
 In: a file, a folder, an archive, a MediaWiki dump or a name in TensorFlow Datasets. Out: documents one at a time, each a list of
 strings: its sentences or paragraphs, in order. Only one document of each source is in memory at a time.
@@ -8,12 +8,15 @@ A corpus is a sequence of ranges, each of which can be read alone, so that sever
 
 import dataclasses
 import functools
+import hashlib
 import heapq
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
 
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.io.paths import did_you_mean, files_below, to_path
@@ -31,6 +34,8 @@ from bert_keras.tasks.pretraining.corpus_files import (
 
 TFDS = "tfds:"  # prefix of a name in TensorFlow Datasets
 TFDS_TEXT = "text"  # the text field of most data sets in TensorFlow Datasets
+
+Item = TypeVar("Item")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,10 +59,9 @@ class Corpus:
     split: str = "train"
 
     def __post_init__(self) -> None:
-        fetched = isinstance(self.source, str) and self.source.startswith(TFDS)
-        if self.split != "train" and not fetched:
+        if self.split != "train" and self.dataset is None:
             raise BertKerasError(f"split is {self.split!r}, which applies only to {TFDS}NAME; leave it out.")
-        if self.encoding != "utf-8" and fetched:
+        if self.encoding != "utf-8" and self.dataset is not None:
             raise BertKerasError(
                 f"encoding is {self.encoding!r}, and TensorFlow Datasets are UTF-8; leave it out."
             )
@@ -75,11 +79,18 @@ class Corpus:
             )
         self._files()
 
-    def __iter__(self) -> Iterator[Document]:
+    @property
+    def dataset(self) -> str | None:
+        """The name in TensorFlow Datasets; None for files."""
         if isinstance(self.source, str) and self.source.startswith(TFDS):
-            read: Iterable[Unparsed] = _tfds_documents(self.source.removeprefix(TFDS), self.split)
+            return self.source.removeprefix(TFDS)
+        return None
+
+    def __iter__(self) -> Iterator[Document]:
+        if self.dataset is None:
+            read: Iterable[Unparsed] = itertools.chain.from_iterable(map(self.unparsed, self.ranges()))
         else:
-            read = itertools.chain.from_iterable(map(self.unparsed, self.ranges()))
+            read = _tfds_documents(self.dataset, self.split)
         yield from filter(None, map(self.parsed, read))
 
     def ranges(self, size: int | None = None) -> Iterator[Range]:
@@ -87,23 +98,25 @@ class Corpus:
 
         size: splits plain files into ranges of this many bytes, and archives into about as much; None gives whole files
 
-        Raises ValueError for a TensorFlow Dataset, and with a size for a file that cannot be read in parts.
+        Raises ValueError with a size for a file that cannot be read in parts. A TensorFlow Dataset has no ranges.
         """
         for file in self._files():
             yield from [Range(file)] if size is None else split_into_ranges(file, size, LINES[self.lines])
 
     def unparsed(self, part: Range) -> Iterator[Unparsed]:
-        """The documents of a range, those without text included."""
+        """The documents of a range, including documents without text."""
         yield from read_documents(part, form=LINES[self.lines], encoding=self.encoding)
 
     def parsed(self, document: Unparsed) -> Document:
         """The sentences of a document, or its paragraphs; none if it has no text."""
-        cut = split_sentences if LINES[self.lines].split else _whole
-        return [sentence for paragraph in document() for sentence in cut(paragraph)]
+        paragraphs = document()
+        if not LINES[self.lines].split:
+            return paragraphs
+        return [sentence for paragraph in paragraphs for sentence in split_sentences(paragraph)]
 
     def _files(self) -> list[Path]:
         """Every file of the source; none for a TensorFlow Dataset. Raises FileNotFoundError if there is none."""
-        if isinstance(self.source, str) and self.source.startswith(TFDS):
+        if self.dataset is not None:
             return []
         sources = [self.source] if isinstance(self.source, str | Path) else list(self.source)
         files = [file for source in sources for file in _files_of(to_path(source))]
@@ -128,20 +141,19 @@ class Corpora:
         return [sum(map(_characters, part)) for part in self.parts]
 
     def __iter__(self) -> Iterator[Document]:
-        if len(self.parts) == 1:
-            yield from self.parts[0]
-            return
-        yield from interleaved(self.parts, self._sizes, _characters)
+        return _interleaved(self.parts, lambda: self._sizes, _characters)
 
 
-Item = TypeVar("Item")
-
-
-def interleaved(
-    parts: Sequence[Iterable[Item]], sizes: Sequence[int], size_of: Callable[[Item], int]
+def _interleaved(
+    parts: Sequence[Iterable[Item]],
+    sizes_of_parts: Callable[[], Sequence[int]],
+    size_of: Callable[[Item], int],
 ) -> Iterator[Item]:
     """The items of several parts: the next comes from the part with the smallest fraction of its size read."""
-    readers = [iter(part) for part in parts]
+    if len(parts) == 1:
+        yield from parts[0]
+        return
+    sizes, readers = sizes_of_parts(), [iter(part) for part in parts]
     read = [(0.0, index) for index in range(len(readers))]  # a heap
     while read:
         fraction, index = read[0]
@@ -213,8 +225,179 @@ def _tfds_documents(name: str, split: str) -> Iterator[Unparsed]:
         yield parsed_already([line for raw in text.split("\n") if (line := raw.strip())])
 
 
-def _whole(line: str) -> list[str]:
-    return [line]
+# -----------------------------------------------------------------------------------------------------------
+# Shards: groups of documents that become instances together
+
+
+def count_bytes(document: Document) -> int:
+    """Bytes of a document's lines in UTF-8."""
+    return sum(len(line.encode()) for line in document)
+
+
+def shards(
+    documents: Iterable[Item], *, size: int, least: int, count: Callable[[Any], int] = count_bytes
+) -> Iterator[list[Item]]:
+    """Groups of documents with at least `size` bytes and `least` documents; less only if the whole text has less.
+
+    documents: texts, or anything else whose bytes `count` gives
+    """
+    held: list[Item] = []
+    current: list[Item] = []
+    length = 0
+    for document in documents:
+        current.append(document)
+        length += count(document)
+        if length >= size and len(current) >= least:
+            if held:
+                yield held
+            held, current, length = current, [], 0
+    if len(current) < least:
+        held, current = held + current, []
+    yield from (shard for shard in (held, current) if shard)
+
+
+def digest_documents(documents: Iterable[Document]) -> str:
+    """SHA-256 of documents: a line for each segment and a blank line after each document."""
+    found = hashlib.sha256()
+    for document in documents:
+        found.update(("\n".join(document) + "\n\n").encode())
+    return found.hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class HashSplit:
+    """The documents on one side of a split. A hash decides the side, so that every process splits alike.
+
+    fraction: of the documents that are inside
+    """
+
+    documents: Iterable[Document]
+    fraction: float
+    inside: bool
+
+    def __iter__(self) -> Iterator[Document]:
+        for document in self.documents:
+            drawn = hashlib.sha256("\n".join(document).encode()).digest()[:8]
+            if (int.from_bytes(drawn) < self.fraction * 2**64) == self.inside:
+                yield document
+
+
+# -----------------------------------------------------------------------------------------------------------
+# The shards of a corpus without its text: every shard names the documents that it has, and any process can read them
+#
+#     corpora -> corpus_ranges -> document_sizes, for each range -> shard_spans: the groups of `shards` -> read_spans
+#
+# `shard_spans` reads the sizes as a stream, so its memory does not grow with the corpus.
+
+RANGE_BYTES = 16_000_000  # of a plain file that one process reads to find its documents
+MAX_RANGES = 4_000  # a larger corpus is read in larger ranges: a runner keeps the list of all
+
+
+class CorpusRange(NamedTuple):
+    """A range of a corpus.
+
+    number: its place among all ranges
+    part: the number of its corpus
+    """
+
+    number: int
+    part: int
+    range: Range
+
+
+class Span(NamedTuple):
+    """Documents of a source that follow each other: `documents` of them, from the one with the number `first`."""
+
+    source: CorpusRange
+    first: int
+    documents: int
+
+
+class _Sized(NamedTuple):
+    """A document in the plan of the shards.
+
+    number: its place in its source
+    """
+
+    source: CorpusRange
+    number: int
+    bytes: int
+    characters: int
+
+
+def corpus_ranges(corpora: Corpora, *, range_bytes: int = RANGE_BYTES) -> list[CorpusRange]:
+    """The ranges of all corpora, in order.
+
+    Raises BertKerasError for a TensorFlow Dataset, which has no files, and for a file that cannot be read in parts.
+    """
+    for part in corpora.parts:
+        if part.dataset is not None:
+            raise BertKerasError(
+                f"{part.source} cannot be read in parts; write its text to files, or leave out --beam."
+            )
+    whole = [(part, found) for part, corpus in enumerate(corpora.parts) for found in corpus.ranges()]
+    total = sum(found.file.stat().st_size for _, found in whole)
+    size = max(range_bytes, -(-total // MAX_RANGES))
+    split = [(part, found) for part, corpus in enumerate(corpora.parts) for found in corpus.ranges(size)]
+    return [CorpusRange(number, part, found) for number, (part, found) in enumerate(split)]
+
+
+def document_sizes(corpora: Corpora, source: CorpusRange) -> np.ndarray:
+    """Bytes and characters of every document of a source, int64 [D, 2]; 0 for a document without text."""
+    corpus = corpora.parts[source.part]
+    texts = map(corpus.parsed, corpus.unparsed(source.range))
+    sizes = [(count_bytes(text), _characters(text)) for text in texts]
+    return np.array(sizes, np.int64).reshape(-1, 2)
+
+
+def shard_spans(
+    sources: Sequence[CorpusRange], sizes_of: Callable[[CorpusRange], np.ndarray], *, size: int, least: int
+) -> Iterator[list[Span]]:
+    """The documents of each shard, in the order of the corpora. sizes_of: the `document_sizes` of a source."""
+    parts = [list(group) for _, group in itertools.groupby(sources, lambda source: source.part)]
+
+    def sized(part: Sequence[CorpusRange]) -> Iterator[_Sized]:
+        for source in part:
+            for number, (length, characters) in enumerate(sizes_of(source).tolist()):
+                if length:
+                    yield _Sized(source, number, length, characters)
+
+    def characters() -> list[int]:
+        return [sum(int(sizes_of(source)[:, 1].sum()) for source in part) for part in parts]
+
+    documents = _interleaved(list(map(sized, parts)), characters, lambda document: document.characters)
+    for shard in shards(documents, size=size, least=least, count=lambda document: document.bytes):
+        yield _spans(shard)
+
+
+def _spans(documents: Iterable[_Sized]) -> list[Span]:
+    """Joins documents that follow each other in a source."""
+    spans: list[Span] = []
+    for source, number, *_ in documents:
+        if spans and (spans[-1].source, spans[-1].first + spans[-1].documents) == (source, number):
+            spans[-1] = spans[-1]._replace(documents=spans[-1].documents + 1)
+        else:
+            spans.append(Span(source, number, 1))
+    return spans
+
+
+def read_spans(corpora: Corpora, spans: Sequence[Span]) -> Iterator[Document]:
+    """The text of a shard. Raises BertKerasError if the corpus has changed since the plan."""
+    readers: dict[CorpusRange, tuple[Iterator[Unparsed], int]] = {}
+    last = {span.source: number for number, span in enumerate(spans)}
+    for number, span in enumerate(spans):
+        corpus = corpora.parts[span.source.part]
+        read, at = readers.get(span.source) or (corpus.unparsed(span.source.range), 0)
+        there = list(itertools.islice(read, span.first - at, span.first - at + span.documents))
+        readers[span.source] = read, span.first + span.documents
+        if last[span.source] == number:
+            del readers[span.source], read  # closes the file: a shard may have thousands of them
+        texts = list(filter(None, map(corpus.parsed, there)))
+        if len(texts) != span.documents:
+            raise BertKerasError(
+                f"{span.source.range.file} changed while it was read; run the command again."
+            )
+        yield from texts
 
 
 # -----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import gzip
 import io
-import itertools
 import lzma
 import re
 import xml.etree.ElementTree
@@ -23,7 +22,7 @@ from typing import Any, BinaryIO, NamedTuple
 from bert_keras.errors import BertKerasError, MissingPackageError
 from bert_keras.tasks.data.sources import bounded_lines, refuse_forms
 
-Document = list[str]
+Document = Sequence[str]  # its sentences, paragraphs or lines
 Unparsed = Callable[[], Document]  # gives the paragraphs of a document: parsing takes longer than reading
 
 
@@ -139,17 +138,19 @@ def _split_archive(file: Path, sizes: Sequence[int], size: int) -> Iterator[Rang
 
 
 def read_documents(part: Range, *, form: Lines, encoding: str) -> Iterator[Unparsed]:
-    """The documents of a range, in order, those without text included."""
+    """The documents of a range, in order, including documents without text."""
     path = part.file
     refuse_forms(path, (".parquet",), "a corpus is text: write the texts as lines of a .txt, or leave it out")
     with _unpacking(path):
         for name, stream in _streams(part):
             if _DUMP.search(name.lower()):
                 yield from wiki_documents(name, stream)
-            elif part.end is None or path.suffix.lower() == ARCHIVE:
-                yield from map(parsed_already, _plain_documents(name, _decoded(name, stream, encoding), form))
+                continue
+            if part.end is None or path.suffix.lower() == ARCHIVE:
+                documents = _plain_documents(name, _decoded(name, stream, encoding), form)
             else:
-                yield from map(parsed_already, _documents_from(part, name, stream, encoding, form))
+                documents = _documents_from(part, name, stream, encoding, form)
+            yield from map(parsed_already, documents)
 
 
 def parsed_already(document: Document) -> Unparsed:
@@ -179,9 +180,9 @@ def _members(archive: zipfile.ZipFile) -> list[str]:
 
 
 def _streams(part: Range) -> Iterator[tuple[str, BinaryIO]]:
-    """The unpacked content of a range: for each text its name, without the compression suffix, and its bytes.
+    """For each text of a range its name, without the compression suffix, and its unpacked bytes.
 
-    Of a part of a plain file, the bytes of the whole file.
+    For a part of a plain file, the bytes of the whole file.
     """
     path = part.file
     if path.suffix.lower() == ARCHIVE:
@@ -232,12 +233,10 @@ def _decoded(name: str, stream: BinaryIO, encoding: str, *, first: int = 1) -> I
 def _plain_documents(name: str, lines: Iterable[str], form: Lines) -> Iterator[Document]:
     if form.document == "line":
         yield from ([line] for line in lines if line)
-        return
-    blocks = _blocks(_bounded(name, lines, form))
-    if form.document == "file":
-        yield [" ".join(block) for block in blocks]
+    elif form.document == "file":
+        yield [" ".join(block) for block in _blocks(name, lines, one_document=True)]
     else:
-        yield from blocks
+        yield from _blocks(name, lines, one_document=False)
 
 
 def _documents_from(
@@ -261,9 +260,7 @@ def _lines_from(part: Range, name: str, stream: BinaryIO, encoding: str, form: L
     assert part.end is not None
     if part.start:
         stream.seek(part.start - 1)
-        collections.deque(
-            itertools.islice(bounded_lines(stream, name), 1), maxlen=0
-        )  # the end of a line before
+        next(bounded_lines(stream, name), b"")  # the end of a line before
     inside = form.document == "line" or not part.start
     at = stream.tell()
     for line in _decoded(name, stream, encoding, first=1 if not part.start else 2):
@@ -275,28 +272,24 @@ def _lines_from(part: Range, name: str, stream: BinaryIO, encoding: str, form: L
         at = stream.tell()
 
 
-def _bounded(name: str, lines: Iterable[str], form: Lines) -> Iterator[str]:
-    """Yields the lines. Raises ValueError for a document over MAX_DOCUMENT."""
-    length = 0
+def _blocks(name: str, lines: Iterable[str], *, one_document: bool) -> Iterator[list[str]]:
+    """Yields the lines between blank lines. Raises ValueError for a document over MAX_DOCUMENT.
+
+    one_document: all blocks are parts of one document; else each block is a document
+    """
+    block, length = list[str](), 0
     for number, line in enumerate(lines, 1):
-        length = length + len(line) if line or form.document == "file" else 0
+        length += len(line)
         if length > MAX_DOCUMENT:
             raise BertKerasError(
                 f"{name}, line {number}: the document has over {MAX_DOCUMENT:,} characters, and must fit in memory; separate "
                 "documents by blank lines, or give lines=document if each line is a document."
             )
-        yield line
-
-
-def _blocks(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Yields groups of lines between blank lines."""
-    block: list[str] = []
-    for line in lines:
         if line:
             block.append(line)
         elif block:
             yield block
-            block = []
+            block, length = [], length if one_document else 0
     if block:
         yield block
 
@@ -306,11 +299,8 @@ def _blocks(lines: Iterable[str]) -> Iterator[list[str]]:
 
 MAX_REVISION_BYTES = 100_000_000  # the largest article in a dump; MediaWiki limits articles to 2 million
 ARTICLES = 0  # the namespace of articles
-_FILES = (
-    "file",
-    "image",
-    "category",
-)  # English names of namespaces, which every wiki accepts besides its own names
+# English names of namespaces, which every wiki accepts besides its own names.
+_FILES = frozenset(("file", "image", "category"))
 _INTERLANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z-]+)?:")
 _SWITCH = re.compile(r"__[A-Z]+__")  # such as __NOTOC__
 _LIST = "\0"  # marks a line of a list
@@ -344,7 +334,7 @@ class _Dump:
         return chunk
 
 
-def wiki_documents(name: str, stream: BinaryIO) -> Iterator[Callable[[], list[str]]]:
+def wiki_documents(name: str, stream: BinaryIO) -> Iterator[Unparsed]:
     """The articles of a dump, each as a function that gives its paragraphs; redirects are skipped.
 
     name: the dump's name, for errors
@@ -358,40 +348,31 @@ def wiki_documents(name: str, stream: BinaryIO) -> Iterator[Callable[[], list[st
             f"{name} is a MediaWiki dump; pip install 'bert-keras[wikipedia]'."
         ) from error
     bad = (xml.etree.ElementTree.ParseError, mwxml.errors.MalformedXML, AssertionError, AttributeError)
-    for text, elsewhere in _articles(name, stream, mwxml.Dump, (*bad, TypeError, ValueError)):
-        yield functools.partial(wiki_paragraphs, text, elsewhere=elsewhere.union(_FILES))
-
-
-def _articles(
-    name: str, stream: BinaryIO, parser: Any, bad: tuple[type[Exception], ...]
-) -> Iterator[tuple[str, set[str]]]:
-    """The text of each article, and the namespaces for other pages."""
     try:
-        dump = parser.from_file(_Dump(name, stream))
-        elsewhere = {
-            str(space.name).casefold() for space in dump.site_info.namespaces or () if space.id != ARTICLES
-        }
+        dump = mwxml.Dump.from_file(_Dump(name, stream))
+        spaces = (space for space in dump.site_info.namespaces or () if space.id != ARTICLES)
+        elsewhere = _FILES.union(str(space.name).casefold() for space in spaces)
         for page in dump:
             if page.namespace == ARTICLES and not page.redirect:
                 text = ""
                 for revision in page:  # the last is the newest
                     text = revision.text or ""
-                yield text, elsewhere
+                yield functools.partial(wiki_paragraphs, text, elsewhere=elsewhere)
     except BertKerasError:
         raise
-    except bad as error:
+    except (*bad, TypeError, ValueError) as error:
         reason = str(error) or "its root element is not mediawiki"  # mwxml only asserts this
         raise BertKerasError(f"{name} is not a MediaWiki dump ({reason}); fetch it again.") from error
 
 
-def wiki_paragraphs(text: str, *, elsewhere: Iterable[str] = _FILES) -> list[str]:
+def wiki_paragraphs(text: str, *, elsewhere: frozenset[str] = _FILES) -> list[str]:
     """The paragraphs of an article, without lists, tables, headers, templates and references (Devlin et al. 2019, sec. 3.1).
 
     elsewhere: namespaces in lower case; links to them are left out
     """
     import mwparserfromhell
 
-    found = _SWITCH.sub("", _text_of(mwparserfromhell.parse(text), frozenset(elsewhere)))
+    found = _SWITCH.sub("", _text_of(mwparserfromhell.parse(text), elsewhere))
     lines = (" ".join(line.split()) for line in found.splitlines())
     return [line for line in lines if line and not line.startswith(_LIST)]
 

@@ -8,7 +8,6 @@ benchmarks/plan.py prints its error. Operations count matrix products, two for e
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from bert_keras.checkpoints.checkpoint import head_shapes, variable_shapes
@@ -116,14 +115,15 @@ class _Encoder:
     shared: bool = False
 
     @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Name -> shape of its variables and those of its heads."""
+    def sizes(self) -> dict[str, int]:
+        """Values in each variable of the encoder and of its heads, by name."""
         found = variable_shapes(self.config)
         if self.shared:
             own = ("embeddings/projection/",)
             found = {n: s for n, s in found.items() if not n.startswith("embeddings/") or n.startswith(own)}
         heads = tuple(f"{HEADS[objective][0]}/" for objective in self.objectives)
-        return found | {n: s for n, s in head_shapes(self.config).items() if n.startswith(heads)}
+        found |= {n: s for n, s in head_shapes(self.config).items() if n.startswith(heads)}
+        return {n: math.prod(s) for n, s in found.items()}
 
     @property
     def pools(self) -> bool:
@@ -187,19 +187,11 @@ def _predicted(recipe: Recipe, length: int) -> int:
 
 
 def estimate(
-    recipe: Recipe,
-    config: BertConfig,
-    *,
-    devices: int = 1,
-    micro_batch: int | None = None,
-    rematerialize: bool = False,
-    teraflops: float | None = None,
+    recipe: Recipe, config: BertConfig, *, devices: int = 1, teraflops: float | None = None
 ) -> Estimate:
     """The cost of a pre-training.
 
     devices: each holds all weights and computes an equal part of the batch
-    micro_batch: instances that a device computes at once, the others after them; None computes all at once
-    rematerialize: the backward pass computes each block again
     teraflops: 10^12 operations in a second that one device does in such a training, not its peak
 
     Raises BertKerasError if the devices do not divide the batch, or the encoder is too short for a phase, and for a precision or
@@ -217,13 +209,10 @@ def estimate(
         raise BertKerasError(
             f"{devices} devices do not divide a batch of {hparams.batch_size}; change one of the two."
         )
-    rows = min(each, micro_batch or each)
-    counts = [{n: math.prod(s) for n, s in encoder.shapes.items()} for encoder in encoders]
-    parameters = sum(sum(count.values()) for count in counts)
+    rows = min(each, hparams.micro_batch or each)
+    parameters = sum(sum(one.sizes.values()) for one in encoders)
     unread = [
-        sum(size for n, size in count.items() if n.startswith("pooler/"))
-        for count, encoder in zip(counts, encoders, strict=True)
-        if not encoder.pools
+        size for one in encoders if not one.pools for n, size in one.sizes.items() if n.startswith("pooler/")
     ]
     trainable = parameters - sum(unread)
     copies = GRADIENTS + (1 if rows < each else 0)
@@ -233,21 +222,14 @@ def estimate(
             raise BertKerasError(
                 f"a phase has {length} tokens and the encoder {config.max_length} positions."
             )
-        asked = _predicted(recipe, length)
+        how: Any = {"predictions": _predicted(recipe, length), "rematerialize": hparams.rematerialize}
         memory = Memory(
             weights=FLOAT * parameters,
             gradients=FLOAT * copies * trainable,
             optimizer_state=FLOAT * SLOTS * trainable,
-            activations=round(
-                sum(
-                    one.activations(length, predictions=asked, rows=rows, rematerialize=rematerialize)
-                    for one in encoders
-                )
-            ),
+            activations=round(sum(one.activations(length, rows=rows, **how) for one in encoders)),
         )
-        flops = hparams.batch_size * sum(
-            one.flops(length, predictions=asked, rematerialize=rematerialize) for one in encoders
-        )
+        flops = hparams.batch_size * sum(one.flops(length, **how) for one in encoders)
         steps, done = end - done, end
         seconds = None if teraflops is None else steps * flops / (devices * teraflops * 1e12)
         tokens = steps * hparams.batch_size * length

@@ -2,8 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
-import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.features import (
     ALL_ROWS,
@@ -25,16 +22,8 @@ from bert_keras.features import (
 )
 from bert_keras.optimization.objectives import Objective, label
 from bert_keras.tasks.hparams import Sampling
-from bert_keras.tasks.pretraining.instance_stream import (
-    BEGINNING,
-    InstanceMaker,
-    Place,
-    Segmenter,
-    Text,
-    digest_documents,
-    shards,
-    stream,
-)
+from bert_keras.tasks.pretraining.corpus import Document, HashSplit, digest_documents, shards
+from bert_keras.tasks.pretraining.instance_stream import BEGINNING, InstanceMaker, Place, Segmenter, stream
 from bert_keras.tasks.pretraining.model import check_lengths, check_written, name_set
 from bert_keras.tasks.pretraining.recipes import Recipe
 from bert_keras.tasks.pretraining.records import (
@@ -49,9 +38,7 @@ from bert_keras.text.tokenizer import Tokenizer
 
 SAMPLE = 1000  # instances to check before training
 SAMPLE_BYTES = 200_000  # the least bytes of text for this sample
-HELD_OUT_SEED = (
-    20181011  # for held-out instances and masks, the same in all runs, so that runs can be compared
-)
+HELD_OUT_SEED = 20181011  # for held-out instances and masks; the same in all runs, so that they compare
 
 
 class Phase(NamedTuple):
@@ -65,42 +52,30 @@ class Phase(NamedTuple):
     end: int
 
 
-def _phases(recipe: Recipe, lengths: Sequence[int]) -> list[Phase]:
-    ends = recipe.hparams.phase_steps(len(lengths))
-    return [Phase(*one) for one in zip(lengths, [0, *ends], ends, strict=False)]
-
-
-@dataclasses.dataclass(frozen=True)
-class Share:
-    """The documents on one side of a split. A hash decides the side, so that every process splits alike."""
-
-    documents: Iterable[Text]
-    share: float
-    inside: bool
-
-    def __iter__(self) -> Iterator[Text]:
-        for document in self.documents:
-            drawn = hashlib.sha256("\n".join(document).encode()).digest()[:8]
-            if (int.from_bytes(drawn) < self.share * 2**64) == self.inside:
-                yield document
-
-
 class InstanceSource:
     """A source of instances.
 
+    vocab_size: the embedding rows of the encoder; every id is smaller
     phases: the phases of the training
     fingerprint: everything that decides the data
     lines: warnings about settings that the data does not follow
     """
 
-    phases: list[Phase]
     fingerprint: dict[str, Any]
     lines: Sequence[str] = ()
+
+    def __init__(
+        self, *, recipe: Recipe, tokenizer: Tokenizer, vocab_size: int, lengths: Sequence[int]
+    ) -> None:
+        self.vocab_size = vocab_size
+        self._recipe, self._tokenizer = recipe, tokenizer
+        ends = recipe.hparams.phase_steps(len(lengths))
+        self.phases = [Phase(*one) for one in zip(lengths, [0, *ends], ends, strict=False)]
 
     def train(
         self, phase: int, *, skip: int, place: Sequence[int] | None, worker_rows: WorkerRows = ALL_ROWS
     ) -> tf.data.Dataset:
-        """A phase's endless instances from number `skip` on, a multiple of the batch size; of a part, its rows of each batch.
+        """A phase's endless instances from number `skip` on, a multiple of the batch size; only these rows of each batch.
 
         place: the result of `place(skip)`
         """
@@ -118,14 +93,14 @@ class InstanceSource:
         """Held-out instances of a phase's length, the same for every call; None if there are none."""
         raise NotImplementedError
 
-    def check_held_out(self, phase: int, *, objectives: Sequence[Objective], vocab_size: int) -> None:
+    def check_held_out(self, phase: int, *, objectives: Sequence[Objective]) -> None:
         """Raises ValueError for held-out records of a phase's length that an objective cannot use."""
 
-    def reading(self, phase: int | None, *, vocab_size: int) -> contextlib.AbstractContextManager[None]:
+    def reading(self, phase: int | None) -> contextlib.AbstractContextManager[None]:
         """Turns TensorFlow's errors in reading a phase's instances, or held-out instances (None), into ValueError."""
         return contextlib.nullcontext()
 
-    def wrong(self, phase: int, *, vocab_size: int) -> str:
+    def wrong(self, phase: int) -> str:
         """The start of an error about a phase's instances: the file that has wrong ones."""
         return ""
 
@@ -135,39 +110,36 @@ class TextInstances(InstanceSource):
 
     def __init__(
         self,
-        documents: Iterable[Text],
-        held_out: float | Iterable[Text] | None,
+        documents: Iterable[Document],
+        held_out: float | Iterable[Document] | None,
         *,
+        segment: Segmenter | None = None,
+        workers: int = 1,
         recipe: Recipe,
-        tokenizer: Tokenizer,
-        segment: Segmenter | None,
-        workers: int,
+        **known: Any,
     ) -> None:
-        self._recipe, hparams = recipe, recipe.hparams
-        self._workers = workers
+        super().__init__(recipe=recipe, lengths=[length for length, _ in recipe.hparams.phases], **known)
+        self._segment, self._workers = segment, workers
         self._failures: list[Exception] = []
-        self._tokenizer, self._segment = tokenizer, segment
-        self._documents: Iterable[Text] = documents
-        self._held_out = None if isinstance(held_out, float) else held_out
+        self._places: list[Place] = []
+        self.fingerprint = {"text": digest_documents(documents)}
         if isinstance(held_out, float):
             if not 0 < held_out < 1:
                 raise BertKerasError(
                     f"held_out is {held_out}; give a fraction of the documents between 0 and 1."
                 )
-            self._documents = Share(documents, held_out, inside=False)
-            self._held_out = Share(documents, held_out, inside=True)
-        self.phases = _phases(recipe, [length for length, _ in hparams.phases])
-        self.fingerprint = {"text": digest_documents(documents)}
-        if held_out is not None:
-            self.fingerprint["held_out"] = (
-                held_out if isinstance(held_out, float) else digest_documents(held_out)
-            )
-        self._places: list[Place] = []
+            self._documents: Iterable[Document] = HashSplit(documents, held_out, inside=False)
+            self._held_out: Iterable[Document] | None = HashSplit(documents, held_out, inside=True)
+            self.fingerprint["held_out"] = held_out
+        else:
+            self._documents, self._held_out = documents, held_out
+            if held_out is not None:
+                self.fingerprint["held_out"] = digest_documents(held_out)
 
     def _sampling(self, phase: int) -> Sampling:
         return self._recipe.sampling(self.phases[phase].seq_length)
 
-    def _stream(self, documents: Iterable[Text], sampling: Sampling, **options: Any) -> tf.data.Dataset:
+    def _stream(self, documents: Iterable[Document], sampling: Sampling, **options: Any) -> tf.data.Dataset:
         maker = InstanceMaker(tokenizer=self._tokenizer, settings=sampling, segment=self._segment)
         return stream(documents, maker, failed=self._failures.append, **options)
 
@@ -176,15 +148,10 @@ class TextInstances(InstanceSource):
     ) -> tf.data.Dataset:
         start, size = Place(*place) if place else BEGINNING, self._recipe.hparams.batch_size
         self._places = [start]
+        how: Any = {"workers": self._workers, "batch_size": size, "worker_rows": worker_rows}
+        seed, visit = self._recipe.hparams.seed + phase, self._places.append
         instances = self._stream(
-            self._documents,
-            self._sampling(phase),
-            seed=self._recipe.hparams.seed + phase,
-            start=start,
-            workers=self._workers,
-            visit=self._places.append,
-            batch_size=size,
-            worker_rows=worker_rows,
+            self._documents, self._sampling(phase), seed=seed, start=start, visit=visit, **how
         )
         return instances.skip(
             worker_rows.count_before(skip, size) - worker_rows.count_before(start.instances, size)
@@ -215,7 +182,7 @@ class TextInstances(InstanceSource):
             raise BertKerasError(f"the held-out documents: {error}") from error
 
     @contextlib.contextmanager
-    def reading(self, phase: int | None, *, vocab_size: int) -> Iterator[None]:
+    def reading(self, phase: int | None) -> Iterator[None]:
         try:
             yield
         except tf.errors.OpError:
@@ -234,6 +201,7 @@ class RecordInstances(InstanceSource):
         *,
         recipe: Recipe,
         tokenizer: Tokenizer,
+        **known: Any,
     ) -> None:
         hparams = recipe.hparams
         if isinstance(held_out, float):
@@ -244,52 +212,49 @@ class RecordInstances(InstanceSource):
             raise BertKerasError(
                 f"{len(records)} sets of records were given for {len(hparams.phases)} phases; give one set, or one per phase."
             )
-        self._recipe = recipe
-        self._read = [functools.partial(read_records, source, tokenizer=tokenizer) for source in records]
-        self._in_order = [read() for read in self._read]
-        self._held_out = None if held_out is None else read_records(held_out, tokenizer=tokenizer)
+        # By phase, and by None the held-out records.
         self._sets: dict[int | None, RecordFiles] = dict(enumerate(records))
         if held_out is not None:
             self._sets[None] = held_out
-        every = [*self._in_order, *([] if self._held_out is None else [self._held_out])]
+        self._in_order = {
+            phase: read_records(source, tokenizer=tokenizer) for phase, source in self._sets.items()
+        }
         self.lines = [
             line
-            for source, read in zip(self._sets.values(), every, strict=True)
-            for line in check_written(source, recipe, predictions=_predictions(read))
+            for phase, source in self._sets.items()
+            for line in check_written(source, recipe, predictions=_predictions(self._in_order[phase]))
         ]
-        lengths = [_length(read) for read in self._in_order]
+        lengths = [_length(self._in_order[phase]) for phase in range(len(records))]
         self.lines += check_lengths(recipe, lengths)
-        if self._held_out is not None and _length(self._held_out) not in lengths:
-            wanted = " or ".join(map(str, lengths))
-            raise BertKerasError(
-                f"the held-out records have {_length(self._held_out)} positions and the training records {wanted}; give held-out "
-                f"records of {wanted}."
-            )
-        self.phases = _phases(recipe, lengths)
         self.fingerprint = {"records": [digest_records(source) for source in records]}
         if held_out is not None:
+            if (found := _length(self._in_order[None])) not in lengths:
+                wanted = " or ".join(map(str, lengths))
+                raise BertKerasError(
+                    f"the held-out records have {found} positions and the training records {wanted}; give held-out records of "
+                    f"{wanted}."
+                )
             self.fingerprint["held_out"] = digest_records(held_out)
+        super().__init__(recipe=recipe, tokenizer=tokenizer, lengths=lengths, **known)
 
     def train(
         self, phase: int, *, skip: int, place: Sequence[int] | None, worker_rows: WorkerRows = ALL_ROWS
     ) -> tf.data.Dataset:
         hparams = self._recipe.hparams
-        return self._read[phase](
-            seed=hparams.seed, skip=skip, batch_size=hparams.batch_size, worker_rows=worker_rows
-        )
+        how: Any = {"batch_size": hparams.batch_size, "worker_rows": worker_rows}
+        return read_records(self._sets[phase], tokenizer=self._tokenizer, seed=hparams.seed, skip=skip, **how)
 
     def sample(self, phase: int) -> tf.data.Dataset:
         return self._in_order[phase]
 
     def held_out(self, phase: int) -> tf.data.Dataset | None:
-        if self._held_out is None or _length(self._held_out) != self.phases[phase].seq_length:
-            return None
-        return self._held_out
+        found = self._in_order.get(None)
+        return found if found is not None and _length(found) == self.phases[phase].seq_length else None
 
-    def check_held_out(self, phase: int, *, objectives: Sequence[Objective], vocab_size: int) -> None:
+    def check_held_out(self, phase: int, *, objectives: Sequence[Objective]) -> None:
         if (instances := self.held_out(phase)) is None:
             return
-        with self.reading(None, vocab_size=vocab_size):
+        with self.reading(None):
             columns = _columns(instances, SAMPLE)
         for one in objectives:
             try:
@@ -298,23 +263,21 @@ class RecordInstances(InstanceSource):
                 raise BertKerasError(f"the held-out records {name_set(self._sets[None])}: {error}") from error
 
     @contextlib.contextmanager
-    def reading(self, phase: int | None, *, vocab_size: int) -> Iterator[None]:
+    def reading(self, phase: int | None) -> Iterator[None]:
         try:
             yield
-        except (
-            tf.errors.DataLossError,
-            UnicodeDecodeError,
-        ) as error:  # it quotes a record that is no tf.Example
-            raise _damaged(_unreadable(self._sets[phase], vocab_size)) from error
+        # A UnicodeDecodeError quotes a record that is no tf.Example.
+        except (tf.errors.DataLossError, UnicodeDecodeError) as error:
+            raise _damaged(self._unreadable(phase)) from error
         except tf.errors.FailedPreconditionError as error:  # of `assert_cardinality`
             name = name_set(self._sets[phase])
             raise BertKerasError(
                 f"{name} has another number of instances than its {MANIFEST} says; remove {name} and write it again."
             ) from error
         except tf.errors.InvalidArgumentError as error:
-            name = _unreadable(self._sets[phase], vocab_size)
+            name = self._unreadable(phase)
             if WRONG_IDS in str(error):
-                raise _wrong_ids(f"{name}: there is a token with a larger id", vocab_size) from error
+                raise _wrong_ids(f"{name}: there is a token with a larger id", self.vocab_size) from error
             if found := re.search(rf"{WRONG_VALUES} (\w+)", str(error)):
                 raise BertKerasError(
                     f"{name}: a value of {found[1]} is out of range; give other files."
@@ -327,8 +290,25 @@ class RecordInstances(InstanceSource):
                 f"{name}: a record's features differ in length from the first record's; give files with one length."
             ) from error
 
-    def wrong(self, phase: int, *, vocab_size: int) -> str:
-        return f"{_unreadable(self._sets[phase], vocab_size)}: "
+    def wrong(self, phase: int) -> str:
+        return f"{self._unreadable(phase)}: "
+
+    def _unreadable(self, phase: int | None) -> str:
+        """The first file of a set that cannot be trained on: TensorFlow's errors do not name it. Reads several files again."""
+        files, wanted = list_record_files(self._sets[phase]), None
+        if len(files) == 1:
+            return str(files[0])
+        for file in files:
+            try:
+                read = read_records(file)
+                wanted = wanted or read.element_spec
+                if read.element_spec != wanted:
+                    return str(file)
+                for features in read.batch(SAMPLE):
+                    _check_values(features, vocab_size=self.vocab_size)
+            except (tf.errors.OpError, UnicodeDecodeError, BertKerasError):
+                return str(file)
+        return name_set(self._sets[phase])
 
 
 def _length(instances: tf.data.Dataset) -> int:
@@ -341,25 +321,8 @@ def _predictions(instances: tf.data.Dataset) -> int | None:
     return int(spec[MASKED_LM_IDS].shape[0]) if MASKED_LM_IDS in spec else None
 
 
-def _unreadable(source: RecordFiles, vocab_size: int) -> str:
-    """The first file of a set that cannot be trained on: TensorFlow's errors do not name it. Reads several files again."""
-    files, wanted = list_record_files(source), None
-    if len(files) == 1:
-        return str(files[0])
-    for file in files:
-        try:
-            read = read_records(file)
-            wanted = wanted or read.element_spec
-            if read.element_spec != wanted:
-                return str(file)
-            made = make_batches(
-                read, objectives=(), vocab_size=vocab_size, batch_size=SAMPLE, seed=0, drop_remainder=False
-            )
-            for _ in made:
-                pass
-        except (tf.errors.OpError, UnicodeDecodeError, BertKerasError):
-            return str(file)
-    return name_set(source)
+# -----------------------------------------------------------------------------------------------------------
+# Batches, and the check of a sample
 
 
 def make_batches(
@@ -426,23 +389,17 @@ def _columns(instances: tf.data.Dataset, count: int) -> dict[str, np.ndarray]:
 
 
 def check_data(
-    source: InstanceSource,
-    phase: int,
-    *,
-    objectives: Sequence[Objective],
-    config: BertConfig,
-    batch_size: int,
+    source: InstanceSource, phase: int, *, objectives: Sequence[Objective], batch_size: int
 ) -> Iterator[str]:
     """Checks a sample of a phase's instances. Yields warnings; raises ValueError for data that cannot be used for training."""
-    with source.reading(phase, vocab_size=config.vocab_size):
+    with source.reading(phase):
         columns = _columns(source.sample(phase), max(SAMPLE, batch_size))
     if (found := len(columns.get(INPUT_WORD_IDS, ()))) < batch_size:
         raise BertKerasError(
             f"there are {found} instances, fewer than a batch of {batch_size}; give more text or a smaller batch."
         )
     highest = max(int(columns[name].max()) for name in (INPUT_WORD_IDS, MASKED_LM_IDS) if name in columns)
-    if highest >= config.vocab_size:
-        named = source.wrong(phase, vocab_size=config.vocab_size)
-        raise _wrong_ids(f"{named}there is a token of id {highest}", config.vocab_size)
+    if highest >= source.vocab_size:
+        raise _wrong_ids(f"{source.wrong(phase)}there is a token of id {highest}", source.vocab_size)
     for one in objectives:
         yield from one.check(columns)

@@ -9,10 +9,9 @@ One shard is in memory at a time. Its instances depend only on its text and a se
 
 import dataclasses
 import functools
-import hashlib
 import itertools
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -27,8 +26,9 @@ from bert_keras.features import (
     WorkerRows,
 )
 from bert_keras.optimization.replicas import without_autotuning
-from bert_keras.tasks.hparams import Sampling
-from bert_keras.tasks.pretraining.processes import check_sendable, in_order
+from bert_keras.tasks.hparams import SEGMENTS, Sampling
+from bert_keras.tasks.pretraining.corpus import Document, shards
+from bert_keras.tasks.pretraining.processes import in_order
 from bert_keras.tasks.pretraining.samplers import (
     SAMPLERS,
     Instances,
@@ -42,15 +42,10 @@ from bert_keras.text.tokenizer import BERT_PAIR, Tokenizer
 
 ROWS = 1024  # instances to pack and mask together; lines to tokenize together
 AHEAD = 4  # batches of ROWS that a stream prefetches
-SHARD_BYTES = (
-    4_000_000  # least bytes of text in a shard; each takes about 60 bytes of memory with dupe_factor 10
-)
-SHARD_DOCUMENTS = (
-    20  # least documents in a shard: a random next segment comes from another document of the shard
-)
+SHARD_BYTES = 4_000_000  # least bytes of text in a shard; a byte takes 60 bytes of memory with dupe_factor 10
+SHARD_DOCUMENTS = 20  # least documents in a shard: a random next segment is from another of its documents
+WORD_START = 1 << 30  # added to the id of a token that starts a segmenter's word, until instances are packed
 
-Text = Sequence[str]  # the lines of a document
-Item = TypeVar("Item")
 Segmenter = Callable[[str], Iterable[str]]  # a line -> its words, in order
 
 
@@ -65,18 +60,18 @@ class InstanceMaker:
     settings: Sampling
     segment: Segmenter | None = None
 
-    def instances(self, texts: Iterable[Text], *, seed: Sequence[int]) -> tuple[Instances, int]:
+    def instances(self, texts: Iterable[Document], *, seed: Sequence[int]) -> tuple[Instances, int]:
         """A shard's instances, and the number of skipped chunks."""
         documents = tokenize_documents(texts, self.tokenizer, segment=self.segment)
         # The samplers count one separator after each segment.
-        segments, settings = SAMPLERS[self.settings.sampler].segments, self.settings
+        segments, settings = SEGMENTS[self.settings.sampler], self.settings
         more = self.tokenizer.pair.added(segments) - BERT_PAIR.added(segments)
         shorter = dataclasses.replace(settings, seq_length=settings.seq_length - more)
         return make_instances(documents, seed=seed, settings=shorter, separator=self.tokenizer.special.end)
 
 
 def describe_segmenter(segment: Segmenter) -> str:
-    """Its module and name, and the arguments of a functools.partial: what tells two segmenters apart in a fingerprint."""
+    """A segmenter in a fingerprint: its module and name, and the arguments of a functools.partial."""
     if isinstance(segment, functools.partial):
         return f"{describe_segmenter(segment.func)}{segment.args}{segment.keywords}"
     named = segment if hasattr(segment, "__qualname__") else type(segment)
@@ -91,46 +86,8 @@ def check_segments_are_read(segment: Segmenter | None, *, whole_word: bool) -> N
         )
 
 
-def count_bytes(document: Text) -> int:
-    """Bytes of a document's lines in UTF-8."""
-    return sum(len(line.encode()) for line in document)
-
-
-def shards(
-    documents: Iterable[Item], *, size: int, least: int, count: Callable[[Any], int] = count_bytes
-) -> Iterator[list[Item]]:
-    """Groups of documents with at least `size` bytes and `least` documents; less only if the whole text has less.
-
-    documents: texts, or anything else whose bytes `count` gives
-    """
-    held: list[Item] = []
-    current: list[Item] = []
-    length = 0
-    for document in documents:
-        current.append(document)
-        length += count(document)
-        if length >= size and len(current) >= least:
-            if held:
-                yield held
-            held, current, length = current, [], 0
-    if len(current) < least:
-        held, current = held + current, []
-    yield from (shard for shard in (held, current) if shard)
-
-
-def digest_documents(documents: Iterable[Text]) -> str:
-    """SHA-256 of documents: a line for each segment and a blank line after each document."""
-    found = hashlib.sha256()
-    for document in documents:
-        found.update(("\n".join(document) + "\n\n").encode())
-    return found.hexdigest()
-
-
-WORD_START = 1 << 30  # added to the id of a token that starts a segmenter's word, until instances are packed
-
-
 def tokenize_documents(
-    documents: Iterable[Text], tokenizer: Tokenizer, *, segment: Segmenter | None = None
+    documents: Iterable[Document], tokenizer: Tokenizer, *, segment: Segmenter | None = None
 ) -> TokenizedDocuments:
     """The ids of every document, without empty lines and documents.
 
@@ -150,11 +107,9 @@ def tokenize_documents(
     bounds = np.concatenate([[0], np.cumsum(np.concatenate([lengths for _, lengths in made]))])
     found = []
     for last, count in zip(itertools.accumulate(counts), counts, strict=True):
-        of_document = [
-            *dict.fromkeys(bounds[last - count : last + 1].tolist())
-        ]  # each line once that has ids
-        if len(of_document) > 1:
-            found.append(TokenizedDocument(of_document))
+        ends = [*dict.fromkeys(bounds[last - count : last + 1].tolist())]  # without lines that have no ids
+        if len(ends) > 1:
+            found.append(TokenizedDocument(ends))
     return TokenizedDocuments(ids, found)
 
 
@@ -208,7 +163,7 @@ class Packer:
                 features |= {INPUT_WORD_IDS: ids % WORD_START, WORD_STARTS: ids // WORD_START}
             return features | {NEXT_SENTENCE_LABEL: labels}
 
-        self._segments = SAMPLERS[settings.sampler].segments
+        self._segments = SEGMENTS[settings.sampler]
         ids, lengths = tf.TensorSpec([None], tf.int32), tf.TensorSpec([None], tf.int64)
         signature = [[ids] * self._segments, [lengths] * self._segments, ids]
         self._pack = tf.function(pack, autograph=False, input_signature=signature)
@@ -232,59 +187,6 @@ class Packer:
         return features
 
 
-def _sample(
-    maker: InstanceMaker, texts: Sequence[Text], seed: int, epoch: int, shard: int
-) -> tuple[tuple[int, int], Instances]:
-    """A shard's place as (epoch, shard), and its instances."""
-    return (epoch, shard), maker.instances(texts, seed=[seed, epoch, shard])[0]
-
-
-class _Worker:
-    """Samples in a process of its own, and packs all instances: arrays are sent in less time than instances."""
-
-    def __init__(self, maker: InstanceMaker) -> None:
-        self._maker, self._pack = maker, Packer(maker)
-
-    def __call__(self, *task: Any) -> tuple[tuple[int, int], list[dict[str, np.ndarray]]]:
-        place, instances = _sample(self._maker, *task)
-        return place, [
-            {name: value.numpy() for name, value in batch.items()} for batch in self._pack(instances)
-        ]
-
-
-def _packed_rows(
-    instances: Instances, own: Callable[[int], bool], *, packer: Packer
-) -> Generator[Features, None, int]:
-    """Packs the instances of a shard whose numbers are `own`; returns the number of all."""
-    yield from packer(instances[np.flatnonzero([own(number) for number in range(len(instances))])])
-    return len(instances)
-
-
-def _rows_of_packed(
-    batches: Sequence[dict[str, np.ndarray]], own: Callable[[int], bool]
-) -> Generator[Features, None, int]:
-    """Selects the rows of a shard whose numbers are `own`; returns the number of all."""
-    done = 0
-    for batch in batches:
-        count = len(batch[NEXT_SENTENCE_LABEL])
-        rows = [row for row in range(count) if own(done + row)]
-        yield {name: value[rows] for name, value in batch.items()}
-        done += count
-    return done
-
-
-def _sampling(
-    maker: InstanceMaker, *, workers: int
-) -> tuple[Callable[[], Callable[..., Any]], Callable[..., Generator[Features, None, int]]]:
-    """The function that starts a sampler of shards, and the one that takes rows of a sampled shard."""
-    if workers == 1:
-        return lambda: functools.partial(_sample, maker), functools.partial(
-            _packed_rows, packer=Packer(maker)
-        )
-    check_sendable(segment=maker.segment, tokenizer=maker.tokenizer)
-    return functools.partial(_Worker, maker), _rows_of_packed
-
-
 class Place(NamedTuple):
     """The position of a shard in a stream.
 
@@ -300,8 +202,17 @@ class Place(NamedTuple):
 BEGINNING = Place(0, 0, 0)
 
 
+def _sampler(maker: InstanceMaker, seed: int) -> Callable[..., tuple[int, int, Instances]]:
+    """A function of a shard: (epoch, number, texts) -> (epoch, number, instances), which are arrays, quick to send."""
+
+    def sample(epoch: int, shard: int, texts: Sequence[Document]) -> tuple[int, int, Instances]:
+        return epoch, shard, maker.instances(texts, seed=[seed, epoch, shard])[0]
+
+    return sample
+
+
 def stream(
-    documents: Iterable[Text],
+    documents: Iterable[Document],
     maker: InstanceMaker,
     *,
     seed: int,
@@ -315,13 +226,12 @@ def stream(
     shard_bytes: int = SHARD_BYTES,
     shard_documents: int = SHARD_DOCUMENTS,
 ) -> tf.data.Dataset:
-    """Unmasked instances, one at a time, without files: Features int32 [S] and their label int32 [].
+    """Unmasked instances, one at a time, without files: Features int32 [S], their label int32 [] and a segmenter's `word_starts`.
 
     documents: read again in every epoch, such as a `Corpus`
-    maker: with a segmenter, it adds `word_starts` int32 [S]
     start: the first shard; text before it is read but not tokenized
     epochs: number of epochs; None repeats forever. An epoch is `dupe_factor` passes, whose draws depend on (seed, epoch)
-    batch_size, part: gives only the instances of a part of each batch; the others are sampled
+    batch_size, worker_rows: gives only these rows of each batch; the others are sampled, but not packed
     workers: processes that tokenize and sample; the instances do not depend on their number. With more than one, the segmenter
         must be picklable, and about two shards per worker are in memory
     visit: called with each shard's place before its first instance
@@ -330,32 +240,33 @@ def stream(
     Raises ValueError if there is no text, or the sampler needs more documents.
     """
     # Checked here, because tf.data would hide the error in its own traceback.
-    settings = maker.settings
-    there = len(list(itertools.islice(documents, SAMPLERS[settings.sampler].documents)))
-    check_documents(there, sampler=settings.sampler)
-    start_sampler, take = _sampling(maker, workers=workers)
-    rows = worker_rows.rows(batch_size)
+    sampler = maker.settings.sampler
+    check_documents(len(list(itertools.islice(documents, SAMPLERS[sampler].documents))), sampler=sampler)
+    pack, rows = Packer(maker), worker_rows.rows(batch_size)
 
-    def tasks() -> Iterator[tuple[list[Text], int, int, int]]:
+    def tasks() -> Iterator[tuple[int, int, list[Document]]]:
         for epoch in itertools.islice(itertools.count(start.epoch), epochs):
             for index, texts in enumerate(shards(documents, size=shard_bytes, least=shard_documents)):
                 if (epoch, index) >= (start.epoch, start.shard):
-                    yield texts, seed, epoch, index
+                    yield epoch, index, texts
 
     def every_batch() -> Iterator[Features]:
         made = start.instances
+        start_sampler = functools.partial(_sampler, maker, seed)
         try:
             # After a signal, the training still finishes and saves its step.
-            made_shards = in_order(start_sampler, tasks(), workers=workers, interruptible=False)
-            for (epoch, index), shard in made_shards:
+            sampled = in_order(start_sampler, tasks(), workers=workers, interruptible=False)
+            for epoch, index, instances in sampled:
                 visit(Place(epoch, index, made))
-                made += yield from take(shard, lambda number, made=made: (made + number) % batch_size in rows)
+                own = [(made + number) % batch_size in rows for number in range(len(instances))]
+                yield from pack(instances[np.flatnonzero(own)])
+                made += len(instances)
         except Exception as error:
             failed(error)
             raise
 
     names = ENCODER_INPUTS + (WORD_STARTS,) * (maker.segment is not None)
-    signature = dict.fromkeys(names, tf.TensorSpec([None, settings.seq_length], tf.int32))
+    signature = dict.fromkeys(names, tf.TensorSpec([None, maker.settings.seq_length], tf.int32))
     signature[NEXT_SENTENCE_LABEL] = tf.TensorSpec([None], tf.int32)
     batches = tf.data.Dataset.from_generator(every_batch, output_signature=signature)
     return without_autotuning(batches.prefetch(AHEAD)).unbatch()

@@ -35,13 +35,7 @@ from bert_keras.optimization.schedules import WarmupLinearDecay
 from bert_keras.tasks.devices.workers import Workers
 from bert_keras.tasks.hparams import PretrainHparams, Sampling
 from bert_keras.tasks.pretraining.recipes import FIELDS, Recipe
-from bert_keras.tasks.pretraining.records import (
-    MANIFEST,
-    RecordFiles,
-    find_manifest,
-    list_files,
-    read_manifest,
-)
+from bert_keras.tasks.pretraining.records import MANIFEST, RecordFiles, load_manifests
 from bert_keras.tasks.pretraining.samplers import SAMPLERS
 from bert_keras.tasks.problems.fill_mask import FillMask
 from bert_keras.tasks.runs.run_folder import save_task, save_weights
@@ -83,10 +77,8 @@ def check_settings_are_read(recipe: Recipe) -> None:
 
 def masks_whole_words(recipe: Recipe) -> bool:
     """True if an objective of the recipe masks whole words."""
-    return (
-        any("masking" in names_of(kind) for kind in objective_classes(recipe))
-        and recipe.masking(128).whole_word
-    )
+    masks = any("masking" in names_of(kind) for kind in objective_classes(recipe))
+    return masks and recipe.masking().whole_word
 
 
 def check_direction(recipe: Recipe, config: BertConfig) -> None:
@@ -171,7 +163,7 @@ def build_model(recipe: Recipe, config: BertConfig, objectives: Sequence[Objecti
 
 
 # -----------------------------------------------------------------------------------------------------------
-# The weights before and after a pre-training: those of a checkpoint and its companions in, those of a run out
+# The weights: of a checkpoint and its companions before a pre-training, of a run after it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,16 +190,13 @@ class Start:
 
 
 def read_start(given: str | pathlib.Path | checkpoints.Checkpoint | None, recipe: Recipe) -> Start:
-    """Reads initial weights. Errors: those of `checkpoints.read`."""
+    """Reads initial weights. Raises the errors of `checkpoints.read`."""
     if given is None or isinstance(given, checkpoints.Checkpoint):
         return Start(given, {})
     model = checkpoints.resolve(given)
-    names = (
-        name
-        for name in choose_pretrainer(objective_classes(recipe)).companions
-        if (model.path / name).is_dir()
-    )
-    return Start(checkpoints.read(model), {name: checkpoints.read(model.path / name) for name in names})
+    names = choose_pretrainer(objective_classes(recipe)).companions
+    folders = {name: model.path / name for name in names if (model.path / name).is_dir()}
+    return Start(checkpoints.read(model), {name: checkpoints.read(path) for name, path in folders.items()})
 
 
 def assign(start: Start, model: Pretrainer) -> list[str]:
@@ -243,7 +232,7 @@ def save(
 ) -> None:
     """Writes the weights of a run directory and of its companions, without untrained poolers.
 
-    sampler: its labels are those of a head on sentence pairs
+    sampler: gives the labels of a head on sentence pairs
     """
     encoders = {path: model.encoder, **{path / name: getattr(model, name) for name in model.companions}}
     fills_masks = {one.name for one in model.objectives if one.fills_masks}
@@ -262,10 +251,12 @@ def save(
 
 
 # -----------------------------------------------------------------------------------------------------------
-# Records that are written
+# A recipe and records that are written with other settings
 
-SEGMENTS = ("sampler", "short_seq_prob", "strict")  # the length and the passes show in the records themselves
 WIDTH = "max_predictions"  # the user's value is checked; the recipe's is only a bound
+# The length and the passes show in the records themselves.
+SEGMENT_SETTINGS = ("sampler", "short_seq_prob", "strict")
+MASK_SETTINGS = tuple(name for name in names_of(Masking) if name != WIDTH)
 
 
 def check_written(source: RecordFiles, recipe: Recipe, *, predictions: int | None) -> Iterator[str]:
@@ -275,18 +266,18 @@ def check_written(source: RecordFiles, recipe: Recipe, *, predictions: int | Non
 
     Raises BertKerasError if a setting of the user contradicts the records, or if their labels are from another sampler.
     """
-    written = {} if predictions is None else {WIDTH: predictions}
-    for made in _manifests(source) or [{}]:
-        made = written | made | (made.get("masking") or {})
-        _check_changes(source, recipe, made, masked=predictions is not None)
-        _check_labels(source, recipe, made)
-        yield from _other_samples(source, recipe, made)
-        if predictions is not None:
-            yield from _other_masks(source, recipe, made)
+    masked, name = predictions is not None, name_set(source)
+    for manifest in [*load_manifests(source).values()] or [{}]:
+        made = ({WIDTH: predictions} if masked else {}) | manifest | (manifest.get("masking") or {})
+        _check_changes(name, recipe, made, masked=masked)
+        _check_labels(name, recipe, made)
+        yield from _differing("segments", name, recipe.sampling(), SEGMENT_SETTINGS, made)
+        if masked:
+            yield from _differing("masks", name, recipe.masking(), MASK_SETTINGS, made)
 
 
 def check_lengths(recipe: Recipe, lengths: Sequence[int]) -> Iterator[str]:
-    """Yields a warning if the user gave lengths that are not those of the records.
+    """Yields a warning if the user gave other lengths than the records have.
 
     lengths: positions of each set of records
     """
@@ -305,62 +296,38 @@ def name_set(source: RecordFiles) -> str:
     return str(files[0]) + (f" and {len(files) - 1} more" if len(files) > 1 else "")
 
 
-def _manifests(source: RecordFiles) -> list[dict[str, Any]]:
-    """The manifests of the folders that the files are in; other folders have none."""
-    if (found := find_manifest(source)) is not None:
-        return [read_manifest(found.parent)]
-    folders = dict.fromkeys(file.parent for file in list_files(source))
-    return [read_manifest(folder) for folder in folders if (folder / MANIFEST).is_file()]
-
-
-def _check_changes(source: RecordFiles, recipe: Recipe, made: dict[str, Any], *, masked: bool) -> None:
+def _check_changes(records: str, recipe: Recipe, made: dict[str, Any], *, masked: bool) -> None:
     kinds = (Sampling, Masking) if masked else (Sampling,)
     for name, value in recipe.changes.items():
         of_files = FIELDS.get(name) in kinds or (masked and name == WIDTH and value is not None)
         if of_files and (name not in made or made[name] != value):
             known = f" ({name} {json.dumps(made[name])})" if name in made else ""
             raise BertKerasError(
-                f"{name} is {json.dumps(value)}, but {name_set(source)} is already written{known}; leave {name} out, or write "
+                f"{name} is {json.dumps(value)}, but {records} is already written{known}; leave {name} out, or write "
                 "instances with it."
             )
 
 
-def _check_labels(source: RecordFiles, recipe: Recipe, made: dict[str, Any]) -> None:
-    sampler = recipe.sampling(128).sampler
-    if (
-        any(kind.pair_labels for kind in objective_classes(recipe))
-        and made.get("sampler", sampler) != sampler
-    ):
+def _check_labels(records: str, recipe: Recipe, made: dict[str, Any]) -> None:
+    sampler = recipe.sampling().sampler
+    has_labels = any(kind.pair_labels for kind in objective_classes(recipe))
+    if has_labels and made.get("sampler", sampler) != sampler:
         raise BertKerasError(
-            f"the labels of {name_set(source)} are from the sampler {shortened(made['sampler'])} ({MANIFEST}), but the recipe "
-            "has "
+            f"the labels of {records} are from the sampler {shortened(made['sampler'])} ({MANIFEST}), but the recipe has "
             f"{sampler}; give instances from {sampler}, or set sampler={made['sampler']}."
         )
 
 
-def _other_samples(source: RecordFiles, recipe: Recipe, made: dict[str, Any]) -> Iterator[str]:
-    yield from _differing("segments", source, recipe.sampling(128), SEGMENTS, made)
-
-
-def _other_masks(source: RecordFiles, recipe: Recipe, made: dict[str, Any]) -> Iterator[str]:
-    masks = [name for name in names_of(Masking) if name != WIDTH]
-    yield from _differing("masks", source, recipe.masking(128), masks, made)
-
-
 def _differing(
-    parts: str, source: RecordFiles, settings: Any, names: Sequence[str], made: dict[str, Any]
+    parts: str, records: str, settings: Any, names: Sequence[str], made: dict[str, Any]
 ) -> Iterator[str]:
     """A warning where the fields `names` of settings differ. settings: of any length; no such field depends on it."""
     wanted = {name: getattr(settings, name) for name in names}
     if others := [name for name in wanted if name in made and made[name] != wanted[name]]:
-        yield (
-            f"warning: the {parts} of {name_set(source)} have {_listed(made, others)}, and the recipe {_listed(wanted, others)}; "
-            f"training keeps the {parts} of the records"
+        there, asked = (
+            ", ".join(f"{name}={json.dumps(values[name])}" for name in others) for values in (made, wanted)
         )
-
-
-def _listed(values: dict[str, Any], names: Iterable[str]) -> str:
-    return ", ".join(f"{name}={json.dumps(values[name])}" for name in names)
+        yield f"warning: the {parts} of {records} have {there}, and the recipe {asked}; training keeps the {parts} of the records"
 
 
 def _numbers(values: Iterable[int]) -> str:

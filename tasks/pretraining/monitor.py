@@ -17,7 +17,7 @@ from bert_keras.tasks.devices.workers import Workers
 from bert_keras.tasks.hparams import PretrainHparams
 from bert_keras.tasks.pretraining.instance_sources import HELD_OUT_SEED, InstanceSource
 from bert_keras.tasks.pretraining.model import schedule
-from bert_keras.tasks.runs.run_folder import FILES, ORIGIN, digests
+from bert_keras.tasks.runs.run_folder import FILES, digests
 from bert_keras.tasks.training.loop import LOGS
 from bert_keras.tasks.training.plan import Monitor, steps_done
 from bert_keras.tasks.training.saver import check_loss
@@ -31,21 +31,18 @@ class RunInputs:
     """The inputs that a pre-training's monitor and stages share.
 
     objectives, held_out: one for each phase
-    vocab_size: tokens of the encoder
-    origin: of the checkpoint that it starts from (`Checkpoint.origin`)
+    save: writes the weights into a folder
+    about: fields of results.json that are known before the training
     place: the position in the source where the first stage starts
     """
 
     source: InstanceSource
     hparams: PretrainHparams
-    vocab_size: int
     objectives: Sequence[Sequence[Objective]]
     held_out: Sequence[tf.data.Dataset | None]
     snapshots: Sequence[int]
     save: Callable[[pathlib.Path], None]
-    strategy_name: str
-    fingerprint: Mapping[str, Any]
-    origin: Mapping[str, str]
+    about: Mapping[str, Any]
     place: Sequence[int] | None = None
 
 
@@ -146,11 +143,8 @@ class PretrainingMonitor(Monitor):
     def results(self) -> Mapping[str, Any]:
         inputs = self._inputs
         inputs.save(self._path)
-        evaluated = [
-            (batches, objectives)
-            for batches, objectives in zip(inputs.held_out, inputs.objectives, strict=True)
-            if batches is not None
-        ]
+        phases = zip(inputs.held_out, inputs.objectives, strict=True)
+        evaluated = [(batches, objectives) for batches, objectives in phases if batches is not None]
         draw_curves(self.history, self._path / CURVES)
         return {
             "measures": dict(itertools.chain.from_iterable(row.items() for row in self.history)),
@@ -158,9 +152,7 @@ class PretrainingMonitor(Monitor):
             "majority_baselines": majority_baselines(*evaluated[-1]) if evaluated else {},
             "stopped_early": {"step": self.step} if self.stopped else None,
             "history": self.history,
-            "strategy": inputs.strategy_name,
-            "settings": inputs.fingerprint,
-            ORIGIN: dict(inputs.origin),
+            **inputs.about,
             FILES: digests(self._path),
         }
 
@@ -168,14 +160,12 @@ class PretrainingMonitor(Monitor):
 def majority_baselines(batches: Iterable[Any], objectives: Sequence[Objective]) -> dict[str, float]:
     """The accuracy of predicting the most frequent label for all, for every objective with this baseline."""
     labels, weights = zip(*((labels, weights) for _, labels, weights in batches), strict=True)
+
+    def joined(parts: Iterable[Mapping[str, tf.Tensor]], name: str) -> np.ndarray:
+        return np.concatenate([part[name].numpy().ravel() for part in parts])
+
     found = {
-        one.name: one.baseline(
-            *(
-                np.concatenate([part[one.name].numpy().ravel() for part in parts])
-                for parts in (labels, weights)
-            )
-        )
-        for one in objectives
+        one.name: one.baseline(joined(labels, one.name), joined(weights, one.name)) for one in objectives
     }
     return {f"{name}_accuracy": value for name, value in found.items() if value is not None}
 
@@ -185,17 +175,12 @@ def draw_curves(history: Sequence[Mapping[str, float]], path: pathlib.Path) -> N
     from matplotlib.figure import Figure  # slow to import
 
     figure = Figure(figsize=(10, 4), layout="constrained")
-    measures = [
-        [name for name in dict.fromkeys(itertools.chain(*history)) if name.endswith(ending)]
-        for ending in ("_loss", "_accuracy")
-    ]
-    for axes, names, title in zip(figure.subplots(1, 2), measures, ("loss", "accuracy"), strict=True):
-        for name in names:
-            rows = [row for row in history if name in row]
+    measures = dict.fromkeys(itertools.chain(*history))
+    for axes, title in zip(figure.subplots(1, 2), ("loss", "accuracy"), strict=True):
+        for name in (name for name in measures if name.endswith(f"_{title}")):
+            steps, values = zip(*((row["step"], row[name]) for row in history if name in row), strict=True)
             style = "o--" if name.startswith("held_out_") else "-"
-            axes.plot(
-                [row["step"] for row in rows], [row[name] for row in rows], style, markersize=3, label=name
-            )
+            axes.plot(steps, values, style, markersize=3, label=name)
         axes.set(xlabel="step", title=title)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")

@@ -33,6 +33,7 @@ from bert_keras.tasks.batches import set_row_count
 from bert_keras.tasks.devices.strategies import check_micro_batch, divided, lines_about, rows_for, strategy
 from bert_keras.tasks.devices.workers import SAME_IN_ALL, Workers, reports_lost_workers
 from bert_keras.tasks.hparams import PretrainHparams
+from bert_keras.tasks.pretraining.corpus import Document
 from bert_keras.tasks.pretraining.instance_sources import (
     HELD_OUT_SEED,
     InstanceSource,
@@ -43,11 +44,11 @@ from bert_keras.tasks.pretraining.instance_sources import (
 )
 from bert_keras.tasks.pretraining.instance_stream import (
     Segmenter,
-    Text,
     check_segments_are_read,
     describe_segmenter,
 )
 from bert_keras.tasks.pretraining.model import (
+    Start,
     assign,
     build_model,
     check_direction,
@@ -62,6 +63,7 @@ from bert_keras.tasks.pretraining.monitor import PretrainingMonitor, RunInputs
 from bert_keras.tasks.pretraining.processes import check_sendable, check_workers
 from bert_keras.tasks.pretraining.recipes import Recipe
 from bert_keras.tasks.pretraining.records import RecordFiles
+from bert_keras.tasks.runs.run_folder import ORIGIN
 from bert_keras.tasks.training.loop import RUN, check_save_every, train
 from bert_keras.tasks.training.plan import Plan, Stage
 from bert_keras.tasks.training.task_model import check_sizes
@@ -89,9 +91,9 @@ class Pretraining:
     """
 
     recipe: Recipe
-    documents: Iterable[Text] | None = None
+    documents: Iterable[Document] | None = None
     records: RecordFiles | Sequence[RecordFiles] | None = None
-    held_out: float | Iterable[Text] | RecordFiles | None = None
+    held_out: float | Iterable[Document] | RecordFiles | None = None
     tokenizer: Tokenizer | None = None
     segment: Segmenter | None = None
     checkpoint: str | pathlib.Path | checkpoints.Checkpoint | None = None
@@ -117,6 +119,7 @@ def _check_settings(given: Pretraining, distribution: tf.distribute.Strategy) ->
     hparams = given.recipe.hparams
     check_replicas(hparams, distribution)
     check_micro_batch(distribution, batch_size=hparams.batch_size, micro_batch=hparams.micro_batch)
+    check_workers(given.workers)
     check_settings_are_read(given.recipe)
     if given.records is None:
         check_segments_are_read(given.segment, whole_word=masks_whole_words(given.recipe))
@@ -144,35 +147,35 @@ def _tokenizer(given: Tokenizer | None, start: checkpoints.Checkpoint | None) ->
     return given
 
 
-def _check_lengths(config: BertConfig, lengths: Iterable[int], *, tokenizer: Tokenizer) -> None:
-    for length in lengths:
-        check_sizes(config, vocab_size=tokenizer.vocab_size, seq_length=length)
-
-
 # -----------------------------------------------------------------------------------------------------------
 # Data
 
 
-def _source(given: Pretraining, tokenizer: Tokenizer) -> InstanceSource:
+def _source(given: Pretraining, tokenizer: Tokenizer, config: BertConfig) -> InstanceSource:
+    """The instances. Raises ValueError for data that is missing, and for lengths or a vocabulary over the encoder's."""
     if (given.documents is None) == (given.records is None):
         raise BertKerasError("give either documents or records.")
+
+    def check_lengths(lengths: Iterable[int]) -> None:
+        for length in lengths:
+            check_sizes(config, vocab_size=tokenizer.vocab_size, seq_length=length)
+
+    known: dict[str, Any] = {"recipe": given.recipe, "tokenizer": tokenizer, "vocab_size": config.vocab_size}
     if given.documents is not None:
+        if given.workers > 1:
+            check_sendable(segment=given.segment, tokenizer=tokenizer)
+        check_lengths(length for length, _ in given.recipe.hparams.phases)  # before the whole text is read
         held_out: Any = given.held_out
-        return TextInstances(
-            given.documents,
-            held_out,
-            recipe=given.recipe,
-            tokenizer=tokenizer,
-            segment=given.segment,
-            workers=given.workers,
-        )
+        return TextInstances(given.documents, held_out, segment=given.segment, workers=given.workers, **known)
     if given.segment is not None:
         raise BertKerasError("segment applies only to text; give segment where the records are written.")
     if given.workers > 1:
         raise BertKerasError(f"workers is {given.workers}, which applies only to text; leave workers out.")
     records: Any = given.records
     sets = [records] if isinstance(records, str | pathlib.Path) else records
-    return RecordInstances(sets, given.held_out, recipe=given.recipe, tokenizer=tokenizer)  # type: ignore[arg-type]
+    source = RecordInstances(sets, given.held_out, **known)  # type: ignore[arg-type]
+    check_lengths(phase.seq_length for phase in source.phases)
+    return source
 
 
 def _held_out(
@@ -180,7 +183,6 @@ def _held_out(
     phase: int,
     objectives: Sequence[Objective],
     *,
-    vocab_size: int,
     hparams: PretrainHparams,
     multiple_of: int,
 ) -> tf.data.Dataset | None:
@@ -191,7 +193,7 @@ def _held_out(
     batches = make_batches(
         instances.take(hparams.held_out_instances),
         objectives=objectives,
-        vocab_size=vocab_size,
+        vocab_size=source.vocab_size,
         batch_size=HELD_OUT_BATCH,
         seed=HELD_OUT_SEED,
         drop_remainder=False,
@@ -200,7 +202,7 @@ def _held_out(
     if multiple_of >= HELD_OUT_BATCH:
         batches = set_row_count(batches, multiple_of)
     batches = batches.cache()
-    with source.reading(None, vocab_size=vocab_size):
+    with source.reading(None):
         count = sum(1 for _ in batches)
     if not count:
         raise BertKerasError(
@@ -214,19 +216,18 @@ def _held_out_phases(
     source: InstanceSource,
     objectives: Sequence[Sequence[Objective]],
     *,
-    vocab_size: int,
     hparams: PretrainHparams,
-    multiple_of: int = 1,
+    multiple_of: int,
 ) -> list[tf.data.Dataset | None]:
     """The evaluation batches of every phase.
 
     Raises ValueError for records that an objective cannot use, and for a patience without data to watch.
     """
-    for phase, those in enumerate(objectives):
-        source.check_held_out(phase, objectives=those, vocab_size=vocab_size)
+    for phase, predicted in enumerate(objectives):
+        source.check_held_out(phase, objectives=predicted)
     held = [
-        _held_out(source, phase, those, vocab_size=vocab_size, hparams=hparams, multiple_of=multiple_of)
-        for phase, those in enumerate(objectives)
+        _held_out(source, phase, predicted, hparams=hparams, multiple_of=multiple_of)
+        for phase, predicted in enumerate(objectives)
     ]
     if hparams.patience is not None and held[-1] is None:
         raise BertKerasError(
@@ -254,35 +255,26 @@ def _check_executions(
 
 
 def plan_pretraining(given: Pretraining) -> Plan:
-    """Reads and checks everything and builds the model, without training. Errors: those of `pretrain`."""
+    """Reads and checks everything and builds the model, without training. Raises the errors of `pretrain`."""
     recipe, hparams = given.recipe, given.recipe.hparams
     distribution = strategy(given.strategy_name)
     _check_settings(given, distribution)
     start = read_start(given.checkpoint, recipe)
     tokenizer = _tokenizer(given.tokenizer, start.checkpoint)
-    check_workers(given.workers)
-    if given.workers > 1:
-        check_sendable(segment=given.segment, tokenizer=tokenizer)
     config = recipe.config(vocab_size=tokenizer.vocab_size, source=start.config)
     check_direction(recipe, config)
-    if given.documents is not None:  # before _source reads the whole text
-        _check_lengths(config, [length for length, _ in hparams.phases], tokenizer=tokenizer)
-    source = _source(given, tokenizer)
+    source = _source(given, tokenizer, config)
     lengths = [phase.seq_length for phase in source.phases]
-    _check_lengths(config, lengths, tokenizer=tokenizer)
     objectives = [make_objectives(recipe, length, pieces=Pieces.of(tokenizer)) for length in lengths]
     lines = [*source.lines]
-    for phase, those in enumerate(objectives):
-        lines += check_data(source, phase, objectives=those, config=config, batch_size=hparams.batch_size)
+    for phase, predicted in enumerate(objectives):
+        lines += check_data(source, phase, objectives=predicted, batch_size=hparams.batch_size)
     lines += step_warnings(hparams)
     lines += lines_about(distribution, strategy_name=given.strategy_name, precision=hparams.precision)
     rows = rows_for(distribution, HELD_OUT_BATCH)
-    held = _held_out_phases(
-        source, objectives, vocab_size=config.vocab_size, hparams=hparams, multiple_of=rows
-    )
+    held = _held_out_phases(source, objectives, hparams=hparams, multiple_of=rows)
     _check_executions(source, hparams, given.snapshots, evaluates=any(one is not None for one in held))
-    fingerprint = _fingerprint(given, config, tokenizer)
-    fingerprint |= {**source.fingerprint, **start.fingerprint(), "strategy": given.strategy_name}
+    fingerprint = _fingerprint(given, config, tokenizer, source, start)
     # Before the variables: workers that create them in other shapes fail, and the error names no setting.
     Workers(distribution).check_same(fingerprint, SAME_IN_ALL)
     keras.utils.set_random_seed(hparams.seed)
@@ -296,7 +288,6 @@ def plan_pretraining(given: Pretraining) -> Plan:
     inputs = RunInputs(
         source=source,
         hparams=hparams,
-        vocab_size=config.vocab_size,
         objectives=objectives,
         held_out=held,
         snapshots=given.snapshots,
@@ -304,30 +295,23 @@ def plan_pretraining(given: Pretraining) -> Plan:
             save,
             model=model,
             preprocess=Preprocessor(tokenizer, seq_length=lengths[-1]),
-            sampler=recipe.sampling(128).sampler,
+            sampler=recipe.sampling().sampler,
             start=start.checkpoint,
         ),
-        strategy_name=given.strategy_name,
-        fingerprint=fingerprint,
-        origin=start.origin,
+        about={"strategy": given.strategy_name, "settings": fingerprint, ORIGIN: dict(start.origin)},
     )
-    return Plan(
-        fingerprint=fingerprint,
-        model=model,
-        stages=[_stage(inputs, number) for number in range(len(source.phases))],
-        monitor=functools.partial(PretrainingMonitor, inputs=inputs),
-        lines=lines,
-    )
+    stages = [_stage(inputs, number, distribution) for number in range(len(source.phases))]
+    monitor = functools.partial(PretrainingMonitor, inputs=inputs)
+    return Plan(fingerprint=fingerprint, model=model, stages=stages, monitor=monitor, lines=lines)
 
 
-def _fingerprint(given: Pretraining, config: BertConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The settings that decide the result, besides data, checkpoint and strategy; plain JSON."""
+def _fingerprint(
+    given: Pretraining, config: BertConfig, tokenizer: Tokenizer, source: InstanceSource, start: Start
+) -> dict[str, Any]:
+    """Everything that decides the result, plain JSON."""
     recipe, settings = given.recipe, dict[str, Any]()
-    for kind in (
-        recipe.masking(128),
-        recipe.sampling(128),
-        recipe.hparams,
-    ):  # the last has max_predictions of all lengths
+    # The last has the max_predictions of all lengths.
+    for kind in (recipe.masking(), recipe.sampling(), recipe.hparams):
         settings |= dataclasses.asdict(kind)
     del settings["seq_length"]
     fingerprint = {
@@ -339,13 +323,13 @@ def _fingerprint(given: Pretraining, config: BertConfig, tokenizer: Tokenizer) -
         "segmenter": given.segment is not None and describe_segmenter(given.segment),
         "snapshots": list(given.snapshots),
     }
-    return dict(json.loads(json.dumps(fingerprint)))
+    fingerprint = dict(json.loads(json.dumps(fingerprint)))
+    return {**fingerprint, **source.fingerprint, **start.fingerprint(), "strategy": given.strategy_name}
 
 
-def _stage(inputs: RunInputs, number: int) -> Stage:
+def _stage(inputs: RunInputs, number: int, distribution: tf.distribute.Strategy) -> Stage:
     """The training of one phase."""
     source, hparams, phase = inputs.source, inputs.hparams, inputs.source.phases[number]
-    distribution = strategy(inputs.strategy_name)
 
     def batches(done: int) -> Any:
         place, inputs.place = inputs.place, None
@@ -356,7 +340,7 @@ def _stage(inputs: RunInputs, number: int) -> Stage:
         return make_batches(
             source.train(number, skip=done * hparams.batch_size, place=place, worker_rows=worker_rows),
             objectives=inputs.objectives[number],
-            vocab_size=inputs.vocab_size,
+            vocab_size=source.vocab_size,
             batch_size=hparams.batch_size,
             seed=hparams.seed,
             start=phase.start + done,
@@ -367,7 +351,7 @@ def _stage(inputs: RunInputs, number: int) -> Stage:
         steps=phase.end - phase.start,
         name="phase",
         batches=batches,
-        reading=functools.partial(source.reading, number, vocab_size=inputs.vocab_size),
+        reading=functools.partial(source.reading, number),
     )
 
 

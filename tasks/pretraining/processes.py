@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from bert_keras.errors import BertKerasError
 
-RESULTS = 16  # of a process that takes part, which wait for those before them
+RESULTS = 16  # of a process that takes part, which wait for earlier results
 Result = TypeVar("Result")
 Function = Callable[..., Result]
 # The signals that a terminal, `timeout` or a scheduler sends to all processes of a command. Windows has no SIGHUP.
@@ -68,35 +68,39 @@ def in_order(
     if workers == 1:
         yield from itertools.starmap(start(), tasks)
         return
-    spawn, given = multiprocessing.get_context("spawn"), pickle.dumps(start)
     others = workers - takes_part
+    pending: collections.deque[concurrent.futures.Future[Result]] = collections.deque()
+    own, most = functools.cache(start), RESULTS * others if takes_part else others
+    deferred = () if interruptible else _TO_ALL
+    with _started(start, others, deferred) as executor:
+        # A process that `submit` starts inherits the block, until it can ignore the signals.
+        with _blocked(deferred):
+            begun = [executor.submit(os.getpid) for _ in range(others if takes_part else 0)]
+        for task in tasks:
+            waits = sum(not one.done() for one in pending) >= 2 * others
+            if takes_part and (waits or not all(one.done() for one in begun)):
+                pending.append(_called(own, task))
+            else:
+                with _blocked(deferred):
+                    pending.append(executor.submit(_call, *task))
+            while len(pending) > most or (takes_part and pending and pending[0].done()):
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+
+
+@contextlib.contextmanager
+def _started(
+    start: Callable[[], Function[Any]], count: int, deferred: tuple[int, ...]
+) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
+    """Processes for calls, which end with the block. deferred: the signals that they ignore; then an error ends them at once."""
+    spawn = multiprocessing.get_context("spawn")
     # Nothing is ever sent: a worker ends when this process closes its end, or ends. A lock shared with a dead worker would hang.
     end, own_end = spawn.Pipe(duplex=False)
-    deferred = () if interruptible else _TO_ALL
-    with (
-        end,
-        own_end,
-        concurrent.futures.ProcessPoolExecutor(
-            others, spawn, _start_worker, (given, deferred, end)
-        ) as executor,
-    ):
-        pending: collections.deque[concurrent.futures.Future[Result]] = collections.deque()
-        own, most = functools.cache(start), RESULTS * others if takes_part else others
+    given = (pickle.dumps(start), deferred, end)
+    with end, own_end, concurrent.futures.ProcessPoolExecutor(count, spawn, _start_worker, given) as executor:
         try:
-            # A process that `submit` starts inherits the block, until it can ignore the signals.
-            with _blocked(deferred):
-                begun = [executor.submit(os.getpid) for _ in range(others if takes_part else 0)]
-            for task in tasks:
-                waits = sum(not one.done() for one in pending) >= 2 * others
-                if takes_part and (waits or not all(one.done() for one in begun)):
-                    pending.append(_called(own, task))
-                else:
-                    with _blocked(deferred):
-                        pending.append(executor.submit(_call, *task))
-                while len(pending) > most or (takes_part and pending and pending[0].done()):
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
+            yield executor
             own_end.close()  # a worker that imported TensorFlow takes a second to end by itself
         except concurrent.futures.process.BrokenProcessPool as error:
             raise ChildProcessError(
@@ -104,7 +108,7 @@ def in_order(
                 'if __name__ == "__main__", and call again to resume.'
             ) from error
         finally:
-            if not interruptible:
+            if deferred:
                 own_end.close()
             executor.shutdown(cancel_futures=True)
 

@@ -34,7 +34,7 @@ class Recipe:
     """The objectives and settings of a pre-training.
 
     objectives: keys of OBJECTIVES; with "replaced_token", a second encoder, the generator, learns the masked LM
-    settings: those of SETTINGS that differ from the defaults, by name
+    settings: the SETTINGS that differ from their defaults, by name
     changes: the user's settings, which override `settings`. If training starts from a checkpoint, only these override the
         checkpoint's configuration
     """
@@ -57,7 +57,7 @@ class Recipe:
                 )
             given["phases"] = ((length, 1.0),)
         found = dataclasses.replace(self, changes={**self.changes, **given})
-        _ = found.hparams, found.sampling(128), found.masking(128)  # which raise on a wrong value
+        _ = found.hparams, found.sampling(), found.masking()  # which raise on a wrong value
         return found
 
     def _of(self, kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,12 +73,12 @@ class Recipe:
         """The settings of the training."""
         return PretrainHparams(**self._of(PretrainHparams, self.all_settings))
 
-    def sampling(self, seq_length: int) -> Sampling:
+    def sampling(self, seq_length: int = Sampling.seq_length) -> Sampling:
         """The sampling settings for a length. An epoch is one pass, because its masks are new."""
         return Sampling(**({"dupe_factor": 1} | self._of(Sampling, self.all_settings)), seq_length=seq_length)
 
-    def masking(self, seq_length: int) -> Masking:
-        """The masking settings for a length."""
+    def masking(self, seq_length: int = Sampling.seq_length) -> Masking:
+        """The masking settings for a length, which decides max_predictions alone."""
         made = Masking(**self._of(Masking, self.all_settings))
         most = self.hparams.max_predictions or max(1, math.ceil(made.share * seq_length))
         return dataclasses.replace(made, max_predictions=most)

@@ -9,7 +9,7 @@ In: files, ours or Google's. Out: Features and labels. `write_records` writes th
 import functools
 import pathlib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -42,8 +42,7 @@ from bert_keras.io.json_files import (
     read_object,
 )
 from bert_keras.io.paths import did_you_mean, to_path
-from bert_keras.tasks.hparams import Sampling
-from bert_keras.tasks.pretraining.samplers import SAMPLERS
+from bert_keras.tasks.hparams import SEGMENTS, Sampling
 from bert_keras.text.preprocessing import Features, own_rows
 from bert_keras.text.tokenizer import Tokenizer
 
@@ -140,20 +139,13 @@ class InstancesFolder(Folder):
     ) -> None:
         """Writes the manifest; only a complete folder has a summary, and no file of an earlier try with another text."""
         if summary is not None:
-            self._remove_others({shard_name(i, compress=fingerprint["compress"]) for i in range(len(made))})
+            names = {shard_name(i, compress=fingerprint["compress"]) for i in range(len(made))}
+            for file in list(self.path.glob("*.tfrecord*")):
+                if _SHARD_NAME.fullmatch(file.name) and file.name not in names:
+                    file.unlink()
         content = {SHARDS: [shard._asdict() for shard in made], SUMMARY: summary and summary._asdict()}
         write_json(self.path / MANIFEST, {**formats.stamp(formats.INSTANCES), **fingerprint, **content})
-        if summary is not None:
-            self._remove_work()
-
-    def _remove_others(self, names: Collection[str]) -> None:
-        """Removes the files of records with other names."""
-        for file in list(self.path.glob("*.tfrecord*")):
-            if _SHARD_NAME.fullmatch(file.name) and file.name not in names:
-                file.unlink()
-
-    def _remove_work(self) -> None:
-        if (work := self.path / WORK).is_dir():
+        if summary is not None and (work := self.path / WORK).is_dir():
             for file in list(work.iterdir()):
                 file.unlink()
             work.rmdir()
@@ -206,7 +198,7 @@ def summarize(shards: Sequence[Shard], *, settings: Sampling) -> Summary:
             f"{documents} documents gave no instance and {skipped} chunks of one segment were skipped; give text whose "
             "documents have several lines, or another sampler."
         )
-    rate = ones / instances if SAMPLERS[settings.sampler].segments == 2 else None
+    rate = ones / instances if SEGMENTS[settings.sampler] == 2 else None
     warnings = []
     if rate is not None and abs(rate - 0.5) > LABEL_RATE_TOLERANCE:
         warnings.append(
@@ -242,20 +234,19 @@ def read_records(
     tokenizer: checked against the manifest of the folder, or of the files' folder
     seed: repeats forever, in a random order that depends on (seed, epoch)
     skip: number of instances to skip in this order, without parsing
-    batch_size, part: gives only the instances of a part of each full batch; the others are not parsed
+    batch_size, worker_rows: gives only these rows of each full batch; the others are not parsed
 
     Returns Features int32 [S] with `next_sentence_labels` int32 [] and, if the files have masks, `masked_lm_positions` and
     `masked_lm_ids` int32 [P] and `masked_lm_weights` float32 [P]; or `word_starts` int32 [S].
     Raises FileNotFoundError if a file is missing, and ValueError if a folder is not complete or was made with another
     vocabulary, or if a file has no instances.
     """
-    if (manifest := find_manifest(source)) is None:
-        files, count = list_files(source), None
-        for folder in dict.fromkeys(file.parent for file in files):
-            if (folder / MANIFEST).is_file():  # the files are from a folder of instances
-                _check_tokenizer(folder, read_manifest(folder), tokenizer)
+    for folder, manifest in load_manifests(source).items():
+        _check_tokenizer(folder, manifest, tokenizer)
+    if (written := written_folder(source)) is None:
+        files, count = list_record_files(source), None
     else:
-        files, count = _checked(manifest.parent, tokenizer)
+        files, count = _complete_files(written)
     with files[0].open("rb") as opened:
         compression = "GZIP" if opened.read(2) == b"\x1f\x8b" else ""
     records = tf.data.TFRecordDataset([str(file) for file in files], compression)
@@ -267,10 +258,8 @@ def read_records(
 
     if worker_rows != ALL_ROWS:
         in_batches = records.batch(batch_size, drop_remainder=True)
-        records, count = (
-            own_rows(in_batches, worker_rows).unbatch(),
-            count and count // batch_size * len(worker_rows.rows(batch_size)),
-        )
+        records = own_rows(in_batches, worker_rows).unbatch()
+        count = count and count // batch_size * len(worker_rows.rows(batch_size))
 
     def parse(record: tf.Tensor) -> Features:
         read = tf.io.parse_single_example(record, {RECORD_NAMES[name]: spec[name] for name in spec})
@@ -313,14 +302,23 @@ def _in_random_order(values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return tf.gather(values, tf.argsort(tf.random.stateless_uniform([tf.size(values)], seed)))
 
 
-def find_manifest(source: RecordFiles) -> pathlib.Path | None:
-    """The path of the manifest if `write_records` wrote the source; else None."""
-    found = to_path(source) / MANIFEST if isinstance(source, str | pathlib.Path) else None
-    return found if found is not None and found.is_file() else None
+def written_folder(source: RecordFiles) -> pathlib.Path | None:
+    """The folder that is the source, if `write_records` wrote it."""
+    found = to_path(source) if isinstance(source, str | pathlib.Path) else None
+    return found if found is not None and (found / MANIFEST).is_file() else None
 
 
-def list_files(source: RecordFiles) -> list[pathlib.Path]:
-    """The files of a source without a manifest. Raises FileNotFoundError if a file is missing."""
+def load_manifests(source: RecordFiles) -> dict[pathlib.Path, dict[str, Any]]:
+    """The manifest of each folder that the files are in; folders that `write_records` did not write have none."""
+    written = written_folder(source)
+    folders = {file.parent: None for file in list_record_files(source)} if written is None else [written]
+    return {folder: read_manifest(folder) for folder in folders if (folder / MANIFEST).is_file()}
+
+
+def list_record_files(source: RecordFiles) -> list[pathlib.Path]:
+    """The files of records of a source, in order. Raises FileNotFoundError if a file is missing."""
+    if (written := written_folder(source)) is not None:
+        return sorted(written.glob("*.tfrecord*"))
     files = [to_path(file) for file in ([source] if isinstance(source, str | pathlib.Path) else source)]
     if len(files) == 1 and files[0].is_dir():
         inside = sorted(file for file in files[0].iterdir() if not file.name.startswith("."))
@@ -334,25 +332,17 @@ def list_files(source: RecordFiles) -> list[pathlib.Path]:
     return files
 
 
-def list_record_files(source: RecordFiles) -> list[pathlib.Path]:
-    """The files of records of a source, in order."""
-    manifest = find_manifest(source)
-    return list_files(source) if manifest is None else sorted(manifest.parent.glob("*.tfrecord*"))
-
-
 def digest_records(source: RecordFiles) -> str:
     """SHA-256 of all files, including the manifest, which has the digests of text and vocabulary."""
-    manifest = find_manifest(source)
-    return digest(
-        digest_file(file) for file in (*list_record_files(source), *([] if manifest is None else [manifest]))
-    )
+    written = written_folder(source)
+    manifest = [] if written is None else [written / MANIFEST]
+    return digest(digest_file(file) for file in (*list_record_files(source), *manifest))
 
 
-def _checked(path: pathlib.Path, tokenizer: Tokenizer | None) -> tuple[list[pathlib.Path], int]:
-    """The files of a folder and the number of their instances."""
+def _complete_files(path: pathlib.Path) -> tuple[list[pathlib.Path], int]:
+    """The files of a complete folder and the number of their instances."""
     manifest = read_manifest(path)
-    _check_tokenizer(path, manifest, tokenizer)
-    if manifest["summary"] is None:
+    if manifest[SUMMARY] is None:
         raise BertKerasError(
             f"{path} is not complete ({MANIFEST} has no summary); rerun the command that writes it to resume."
         )

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_keras.errors import BertKerasError
-from bert_keras.tasks.hparams import Sampling
+from bert_keras.tasks.hparams import SEGMENTS, Sampling
 from bert_keras.tasks.options import SENTENCE_PAIR_LABELS
 from bert_keras.text.preprocessing import longest_first
 
@@ -48,22 +48,8 @@ class TokenizedDocuments:
     def __init__(self, ids: np.ndarray, found: Sequence[TokenizedDocument]) -> None:
         self.ids, self.found = ids, found
 
-    @classmethod
-    def of(cls, texts: Sequence[Sequence[np.ndarray]]) -> "TokenizedDocuments":
-        """Joins documents that have the ids of each segment, int32 [T]."""
-        found, end = [], 0
-        for text in texts:
-            bounds = list(itertools.accumulate(map(len, text), initial=end))
-            found.append(TokenizedDocument(bounds))
-            end = bounds[-1]
-        return cls(np.concatenate([segment for text in texts for segment in text]), found)
-
     def __len__(self) -> int:
         return len(self.found)
-
-    def __iter__(self) -> Iterator[list[np.ndarray]]:
-        for one in self.found:
-            yield [self.ids[start:end] for start, end in itertools.pairwise(one.bounds)]
 
     def joined(self, separator: int) -> "TokenizedDocuments":
         """Documents whose ids follow each other in their order, with a separator between two."""
@@ -76,19 +62,12 @@ class TokenizedDocuments:
         return TokenizedDocuments(np.concatenate(parts, dtype=np.int32), found)
 
 
-class Instance(NamedTuple):
-    """Ids of one or two segments, without special tokens. The label of two segments is 0 if B follows A, else 1."""
-
-    segments: tuple[np.ndarray, ...]
-    label: int = 0
-
-
 class Instances:
-    """Instances as places in ids: a list of so many objects costs Python more time than making them.
+    """Instances as places in ids, without special tokens: a list of so many objects takes Python more time than making them.
 
     ids: int32 [N]
     places: int64 [I, K, 2], where each of an instance's K segments starts and ends
-    labels: int32 [I]
+    labels: int32 [I]; for two segments 0 if B follows A, else 1
     """
 
     def __init__(self, ids: np.ndarray, places: np.ndarray, labels: np.ndarray) -> None:
@@ -97,22 +76,18 @@ class Instances:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __iter__(self) -> Iterator[Instance]:
-        for places, label in zip(self.places.tolist(), self.labels.tolist(), strict=True):
-            yield Instance(tuple(self.ids[start:end] for start, end in places), label)
-
     def __getitem__(self, rows: slice | np.ndarray) -> "Instances":
         return Instances(self.ids, self.places[rows], self.labels[rows])
 
     def segment(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of each instance, segment 0 or 1: the ids of all, int32 [M], and the number of ids of each, int64 [I]."""
+        """Segment 0 or 1 of each instance: the ids of all, int32 [M], and the number of ids of each, int64 [I]."""
         starts, ends = self.places[:, number].T
         lengths = ends - starts
         before = np.cumsum(lengths) - lengths
         return self.ids[np.arange(lengths.sum()) + np.repeat(starts - before, lengths)], lengths
 
 
-# A sampler makes one pass over documents. Of an instance, it yields the places where each segment starts and ends, and the label:
+# A sampler makes one pass over documents. For each instance, it yields where its segments start and end, and the label:
 # (start, end, label) or (start, end, start, end, label). It yields None for a skipped chunk. Pairs may be too long.
 Made = tuple[int, ...] | None
 
@@ -210,24 +185,9 @@ def sentence_order(
 def full_sentences(
     documents: Sequence[TokenizedDocument], rng: np.random.Generator, *, settings: Sampling
 ) -> Iterator[Made]:
-    """Rows of whole segments across documents, which are joined, with a separator between two documents."""
-    return _rows(documents, rng, settings=settings)
+    """Rows of whole segments up to the target, across documents, which are joined, with a separator between two.
 
-
-def contiguous(
-    documents: Sequence[TokenizedDocument], rng: np.random.Generator, *, settings: Sampling
-) -> Iterator[Made]:
-    """Rows of whole segments, each row from one document."""
-    for document in documents:
-        yield from _rows([document], rng, settings=settings)
-
-
-def _rows(
-    documents: Sequence[TokenizedDocument], rng: np.random.Generator, *, settings: Sampling
-) -> Iterator[Made]:
-    """Fills rows with whole segments up to the target. A longer segment gets its own row, or several if it exceeds the room.
-
-    documents: where there are several, they are joined
+    A longer segment gets its own row, or several if it exceeds the room.
     """
     first = last = 0  # of the row, which is empty where they are equal
     target = _target(rng, settings)
@@ -245,32 +205,34 @@ def _rows(
         yield first, last, 0
 
 
-class Sampler(NamedTuple):
-    """A way to make instances in one pass over documents.
+def contiguous(
+    documents: Sequence[TokenizedDocument], rng: np.random.Generator, *, settings: Sampling
+) -> Iterator[Made]:
+    """Rows of whole segments up to the target, each row from one document."""
+    for document in documents:
+        yield from full_sentences([document], rng, settings=settings)
 
-    segments: number of segments in an instance; two have a label
+
+class Sampler(NamedTuple):
+    """A way to make instances in one pass over documents. Two segments (`tasks.hparams.SEGMENTS`) have a label.
+
     labels: the names of the labels 0 and 1
     documents: the least number of documents
     joined: the documents of a pass are joined first
     """
 
     sample: Callable[..., Iterator[Made]]
-    segments: int
     documents: int = 1
     labels: tuple[str, ...] = ()
     joined: bool = False
 
 
 SAMPLERS = {
-    "next_sentence": Sampler(
-        next_sentence, segments=2, documents=2, labels=SENTENCE_PAIR_LABELS["next-sentence"]
-    ),
-    "sentence_pair": Sampler(
-        sentence_pair, segments=2, documents=2, labels=SENTENCE_PAIR_LABELS["next-sentence"]
-    ),
-    "sentence_order": Sampler(sentence_order, segments=2, labels=SENTENCE_PAIR_LABELS["sentence-order"]),
-    "full_sentences": Sampler(full_sentences, segments=1, joined=True),
-    "contiguous": Sampler(contiguous, segments=1),
+    "next_sentence": Sampler(next_sentence, documents=2, labels=SENTENCE_PAIR_LABELS["next-sentence"]),
+    "sentence_pair": Sampler(sentence_pair, documents=2, labels=SENTENCE_PAIR_LABELS["next-sentence"]),
+    "sentence_order": Sampler(sentence_order, labels=SENTENCE_PAIR_LABELS["sentence-order"]),
+    "full_sentences": Sampler(full_sentences, joined=True),
+    "contiguous": Sampler(contiguous),
 }
 
 
@@ -296,7 +258,7 @@ def make_instances(
         skipped += without
     instances = _together(passes)
     shuffled = instances[rng.permutation(len(instances))]
-    if SAMPLERS[settings.sampler].segments == 2:
+    if SEGMENTS[settings.sampler] == 2:
         shuffled = _cut(shuffled, rng, room=settings.room)
     return shuffled, skipped
 
@@ -310,9 +272,10 @@ def one_pass(
         documents = documents.joined(separator)
     made = [*sampler.sample(documents.found, rng, settings=settings)]
     kept = [one for one in made if one is not None]
-    width = 2 * sampler.segments + 1
+    segments = SEGMENTS[settings.sampler]
+    width = 2 * segments + 1
     numbers = np.fromiter(itertools.chain.from_iterable(kept), np.int64, len(kept) * width).reshape(-1, width)
-    places = numbers[:, :-1].reshape(len(kept), sampler.segments, 2)
+    places = numbers[:, :-1].reshape(len(kept), segments, 2)
     return Instances(documents.ids, places, numbers[:, -1].astype(np.int32)), len(made) - len(kept)
 
 

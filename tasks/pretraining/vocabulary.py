@@ -22,13 +22,9 @@ from bert_keras.text.sentencepiece import SENTENCEPIECE_TOKENS, SentencePiece, s
 from bert_keras.text.tokenizer import END, MASK, PADDING, START, UNKNOWN, Normalizer, Tokenizer
 from bert_keras.text.wordpiece import CONTINUATION, WordPiece, wordpiece_words
 
-Progress = Callable[[int], None]
-
 LINES = 1024  # lines to normalize together
 WORDS = 10_000  # words to pass to the trainer at a time
-MAX_SENTENCES = (
-    10_000_000  # most sentences to learn a SentencePiece model from (google-research/albert README)
-)
+MAX_SENTENCES = 10_000_000  # to learn a SentencePiece model from (google-research/albert README)
 SEED = 12345  # for drawing these sentences, if there are more
 
 # google-research/albert README, "Sentence Piece". The number of threads is fixed because it affects rounding.
@@ -164,7 +160,7 @@ def write_vocabulary(
     kind: str = VocabularyOptions.kind,
     size: int = VocabularyOptions.size,
     lower_case: bool = True,
-    progress: Progress = lambda done: None,
+    progress: Callable[[int], None] = lambda done: None,
     **settings: int,
 ) -> LearnedVocabulary:
     """Learns a vocabulary and writes the folder that `checkpoints.load_tokenizer` reads.

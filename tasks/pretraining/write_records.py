@@ -3,40 +3,33 @@
     documents -> shards -> batches of tasks/pretraining/instance_stream.py -> mask -> 00000.tfrecord ..., manifest.json
 
 A shard's bytes depend only on its documents, its number and the job, not on the process that writes it. So other processes can
-write shards too: `shard_spans` names the documents of each shard, and `read_spans` reads them.
+write shards too: `corpus.shard_spans` names the documents of each shard, and `corpus.read_spans` reads them.
 """
 
 import contextlib
 import dataclasses
 import functools
-import itertools
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from bert_keras.errors import BertKerasError
 from bert_keras.features import INPUT_MASK, NEXT_SENTENCE_LABEL
-from bert_keras.fields import Masking
+from bert_keras.fields import Masking, checked_value
 from bert_keras.io.files import atomic_file, digest_file, file_errors
 from bert_keras.io.folders import check_equal
-from bert_keras.tasks.hparams import Sampling
-from bert_keras.tasks.pretraining.corpus import TFDS, Corpora, interleaved
-from bert_keras.tasks.pretraining.corpus_files import Document, Range, Unparsed
+from bert_keras.tasks.hparams import PretrainHparams, Sampling
+from bert_keras.tasks.pretraining.corpus import Document, digest_documents, shards
 from bert_keras.tasks.pretraining.instance_stream import (
     SHARD_BYTES,
     SHARD_DOCUMENTS,
     InstanceMaker,
     Packer,
     Segmenter,
-    Text,
     check_segments_are_read,
-    count_bytes,
     describe_segmenter,
-    digest_documents,
-    shards,
 )
 from bert_keras.tasks.pretraining.processes import check_workers, in_order
 from bert_keras.tasks.pretraining.records import (
@@ -64,7 +57,7 @@ class Job:
     compress: gzip
     shard_bytes, shard_documents: least text in a file; memory grows with them, not with the corpus
 
-    Raises BertKerasError for a negative seed, and for a segmenter that the masks do not read.
+    Raises BertKerasError for a wrong seed, and for a segmenter that the masks do not read.
     """
 
     path: pathlib.Path
@@ -78,8 +71,7 @@ class Job:
     shard_documents: int = SHARD_DOCUMENTS
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise BertKerasError(f"seed is {self.seed}; seed must be at least 0.")
+        checked_value(PretrainHparams, "seed", self.seed)
         if self.masking is not None:
             check_segments_are_read(self.segment, whole_word=self.masking.whole_word)
 
@@ -92,10 +84,7 @@ class Job:
             **dataclasses.asdict(self.settings),
             "masking": None if self.masking is None else dataclasses.asdict(self.masking),
             "segmenter": None if segment is None else describe_segmenter(segment),
-            "seed": self.seed,
-            "compress": self.compress,
-            "shard_bytes": self.shard_bytes,
-            "shard_documents": self.shard_documents,
+            **{name: getattr(self, name) for name in ("seed", "compress", "shard_bytes", "shard_documents")},
         }
 
 
@@ -123,7 +112,7 @@ class ShardWriter:
         signature = [self._pack.specs(), tf.TensorSpec([2], tf.int32)]
         self._finished = tf.function(finished, autograph=False, input_signature=signature)
 
-    def __call__(self, number: int, texts: Sequence[Text]) -> Shard:
+    def __call__(self, number: int, texts: Sequence[Document]) -> Shard:
         job = self.job
         made, skipped = self._maker.instances(texts, seed=[job.seed, number])
         target = job.path / shard_name(number, compress=job.compress)
@@ -183,7 +172,7 @@ def record_writer(path: pathlib.Path, compression: str = "") -> Iterator[Callabl
 
 
 def serialize_examples(columns: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """The bytes of B examples: those of `tf.train.Example.SerializeToString(deterministic=True)`.
+    """The bytes of B examples, equal to `tf.train.Example.SerializeToString(deterministic=True)`.
 
     columns: int or float [B] or [B, N] by the name of their feature; integers become int64 lists, others float lists
 
@@ -218,11 +207,9 @@ def _message(kind: str, fields: Mapping[str, tf.Tensor]) -> tf.Tensor:
 # -----------------------------------------------------------------------------------------------------------
 # Writing a folder
 
-Numbered = Iterable[tuple[int, list[Text]]]
-
 
 def write_records(
-    documents: Iterable[Text],
+    documents: Iterable[Document],
     job: Job,
     *,
     workers: int = 1,
@@ -235,180 +222,40 @@ def write_records(
         more than one, a script must call this under `if __name__ == "__main__"`
     progress: called with the number of documents done since its last call
 
-    The records have the names and fixed lengths of google-research/bert create_pretraining_data.py.
+    The records have the names and fixed lengths of google-research/bert create_pretraining_data.py. The shards from the first one
+    on whose file is missing or damaged are written again; a complete folder gets no shards of more text.
+
     Raises ValueError if the folder has another text, vocabulary or setting, with the field; if another process writes to it; for
     no workers; and for text without instances.
     """
     check_workers(workers)
-    folder, fingerprint = InstancesFolder(job.path), job.fingerprint()
-    numbered = enumerate(shards(documents, size=job.shard_bytes, least=job.shard_documents))
+    folder, fingerprint, made = InstancesFolder(job.path), job.fingerprint(), list[Shard]()
     with folder.begin(fingerprint):
-        made = _write_missing(job, folder, fingerprint, numbered, workers=workers, progress=progress)
+        known, complete = folder.shards(), folder.complete
+        files = [folder.path / shard_name(number, compress=job.compress) for number in range(len(known))]
+        whole = [one.is_written(file) for file, one in zip(files, known, strict=True)]
+        done = known[: [*whole, False].index(False)]
+
+        def missing() -> Iterator[tuple[int, list[Document]]]:
+            for number, texts in enumerate(
+                shards(documents, size=job.shard_bytes, least=job.shard_documents)
+            ):
+                if number < len(done):
+                    check_equal(folder.path, {"text": done[number].text}, {"text": digest_documents(texts)})
+                    made.append(done[number])
+                    progress(done[number].documents)
+                elif complete and number >= len(known):
+                    raise folder.made_from("less text")
+                else:
+                    yield number, texts
+
+        start = functools.partial(ShardWriter, job)
+        for shard in in_order(start, missing(), workers=workers, takes_part=True):
+            made.append(shard)
+            folder.write(fingerprint, made)
+            progress(shard.documents)
+        if len(made) < len(known):
+            raise folder.made_from("more text")
         summary = summarize(made, settings=job.settings)
         folder.write(fingerprint, made, summary)
     return summary
-
-
-def _write_missing(
-    job: Job,
-    folder: InstancesFolder,
-    fingerprint: Mapping[str, Any],
-    numbered: Numbered,
-    *,
-    workers: int,
-    progress: Callable[[int], None],
-) -> list[Shard]:
-    """Writes the missing shards; returns all shards. Raises ValueError if the finished shards have another text.
-
-    A complete folder gets no shards of more text.
-
-    The shards from the first one on whose file is missing or damaged are written again.
-    """
-    known, complete, made = folder.shards(), folder.complete, list[Shard]()
-    files = [folder.path / shard_name(number, compress=job.compress) for number in range(len(known))]
-    whole = [one.is_written(file) for file, one in zip(files, known, strict=True)]
-    done = known[: [*whole, False].index(False)]
-
-    def missing() -> Iterator[tuple[int, list[Text]]]:
-        for number, texts in numbered:
-            if number < len(done):
-                check_equal(folder.path, {"text": done[number].text}, {"text": digest_documents(texts)})
-                made.append(done[number])
-                progress(done[number].documents)
-            elif complete and number >= len(known):
-                raise folder.made_from("less text")
-            else:
-                yield number, texts
-
-    for shard in in_order(functools.partial(ShardWriter, job), missing(), workers=workers, takes_part=True):
-        made.append(shard)
-        folder.write(fingerprint, made)
-        progress(shard.documents)
-    if len(made) < len(known):
-        raise folder.made_from("more text")
-    return made
-
-
-# -----------------------------------------------------------------------------------------------------------
-# The shards of a corpus without its text: every shard names the documents that it has, and any process can read them
-#
-#     corpora -> corpus_ranges -> document_sizes, of each range alone -> shard_spans: the groups of `shards` -> read_spans
-#
-# `shard_spans` reads the sizes as a stream, so its memory does not grow with the corpus.
-
-RANGE_BYTES = 16_000_000  # of a plain file that one process reads to find its documents
-MAX_RANGES = (
-    4_000  # more text than these ranges hold is read in larger ranges: a runner keeps the list of all
-)
-
-
-class CorpusRange(NamedTuple):
-    """A range of a corpus.
-
-    number: its place among all ranges
-    part: the number of its corpus
-    """
-
-    number: int
-    part: int
-    range: Range
-
-
-class Span(NamedTuple):
-    """Documents of a source that follow each other: `documents` of them, from the one with the number `first`."""
-
-    source: CorpusRange
-    first: int
-    documents: int
-
-
-class _Sized(NamedTuple):
-    """A document in the plan of the shards.
-
-    number: its place in its source
-    """
-
-    source: CorpusRange
-    number: int
-    bytes: int
-    characters: int
-
-
-def corpus_ranges(corpora: Corpora, *, range_bytes: int = RANGE_BYTES) -> list[CorpusRange]:
-    """The ranges of all corpora, in order.
-
-    Raises BertKerasError for a TensorFlow Dataset, which has no files, and for a file that cannot be read in parts.
-    """
-    for part in corpora.parts:
-        if isinstance(part.source, str) and part.source.startswith(TFDS):
-            raise BertKerasError(
-                f"{part.source} cannot be read in parts; write its text to files, or leave out --beam."
-            )
-    whole = [(part, found) for part, corpus in enumerate(corpora.parts) for found in corpus.ranges()]
-    total = sum(found.file.stat().st_size for _, found in whole)
-    size = max(range_bytes, -(-total // MAX_RANGES))
-    split = [(part, found) for part, corpus in enumerate(corpora.parts) for found in corpus.ranges(size)]
-    return [CorpusRange(number, part, found) for number, (part, found) in enumerate(split)]
-
-
-def document_sizes(corpora: Corpora, source: CorpusRange) -> np.ndarray:
-    """Bytes and characters of every document of a source, int64 [D, 2]; 0 for a document without text."""
-    corpus = corpora.parts[source.part]
-    texts = map(corpus.parsed, corpus.unparsed(source.range))
-    sizes = [(count_bytes(text), sum(map(len, text))) for text in texts]
-    return np.array(sizes, np.int64).reshape(-1, 2)
-
-
-def shard_spans(
-    sources: Sequence[CorpusRange], sizes_of: Callable[[CorpusRange], np.ndarray], *, size: int, least: int
-) -> Iterator[list[Span]]:
-    """The documents of each shard, in the order of the corpora. sizes_of: the `document_sizes` of a source."""
-    parts = [list(group) for _, group in itertools.groupby(sources, lambda source: source.part)]
-
-    def sized(part: Sequence[CorpusRange]) -> Iterator[_Sized]:
-        for source in part:
-            for number, (length, characters) in enumerate(sizes_of(source).tolist()):
-                if length:
-                    yield _Sized(source, number, length, characters)
-
-    readers = list(map(sized, parts))
-    if len(parts) == 1:
-        (documents,) = readers
-    else:
-        totals = [sum(int(sizes_of(source)[:, 1].sum()) for source in part) for part in parts]
-        documents = interleaved(readers, totals, lambda document: document.characters)
-    for shard in shards(documents, size=size, least=least, count=lambda document: document.bytes):
-        yield list(_spans(shard))
-
-
-def _spans(documents: Sequence[_Sized]) -> Iterator[Span]:
-    """Joins documents that follow each other in a source."""
-    span: Span | None = None
-    for document in documents:
-        if span and (span.source, span.first + span.documents) == (document.source, document.number):
-            span = span._replace(documents=span.documents + 1)
-            continue
-        if span:
-            yield span
-        span = Span(document.source, document.number, 1)
-    if span:
-        yield span
-
-
-def read_spans(corpora: Corpora, spans: Sequence[Span]) -> Iterator[Document]:
-    """The text of a shard. Raises BertKerasError if the corpus has changed since the plan."""
-    readers: dict[CorpusRange, tuple[Iterator[Unparsed], int]] = {}
-    last = {span.source: number for number, span in enumerate(spans)}
-    for number, span in enumerate(spans):
-        corpus = corpora.parts[span.source.part]
-        read, at = readers.get(span.source) or (corpus.unparsed(span.source.range), 0)
-        there = list(itertools.islice(read, span.first - at, span.first - at + span.documents))
-        readers[span.source] = read, span.first + span.documents
-        if last[span.source] == number:
-            del readers[span.source], read  # closes the file: a shard may have thousands of them
-        texts = list(filter(None, map(corpus.parsed, there)))
-        if len(texts) != span.documents:
-            raise BertKerasError(
-                f"{span.source.range.file} changed while it was read; run the command again."
-            )
-        yield from texts

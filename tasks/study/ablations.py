@@ -30,7 +30,7 @@ from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.frozen.row_vectors import check_feature_based
 from bert_keras.tasks.hparams import FEATURE_RATE, Hparams, hparams_of
 from bert_keras.tasks.options import AblationOptions
-from bert_keras.tasks.pretraining.instance_stream import Text, digest_documents
+from bert_keras.tasks.pretraining.corpus import Document, digest_documents
 from bert_keras.tasks.pretraining.model import unread_settings
 from bert_keras.tasks.pretraining.monitor import SNAPSHOTS
 from bert_keras.tasks.pretraining.pretrain import Pretraining, check_replicas, pretrain
@@ -164,7 +164,7 @@ def _perplexity(file: pathlib.Path) -> float | None:
 def run_ablation(
     name: str,
     *,
-    documents: Iterable[Text],
+    documents: Iterable[Document],
     tokenizer: Tokenizer,
     data: Mapping[str, Source],
     output: str | pathlib.Path,
