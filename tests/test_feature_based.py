@@ -21,10 +21,9 @@ from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_INPUTS, ENCODER_OUTPUT
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import FeatureBiLSTM, ScalarMix, bilstm_parameters
 from bert_keras.model.layer_choices import LAYERS, places_of
-from bert_keras.tasks.frozen.cache import open_cache, writing_cache
+from bert_keras.tasks.frozen.cache import GroupFile, open_cache, write_rows, writing_cache
 from bert_keras.tasks.frozen.extract_file import WRITERS, extract_file
 from bert_keras.tasks.frozen.extractor import Extractor, text_units
-from bert_keras.tasks.frozen.parquet_file import GroupFile, write_rows
 
 HIDDEN, BLOCKS = 16, 4
 LINES = ["good film, dull actor!", "", "warm plot " * 40, "naïve \N{GRINNING FACE} \u200b x", "真好"]
@@ -335,7 +334,7 @@ def test_a_group_of_rows_is_in_memory_at_once(tmp_path):
     assert max(held) < 2**24
     held.clear()
     file = GroupFile(tmp_path / "x.parquet", schema)
-    for group in map(file.read, file.groups):
+    for group in map(file.read, range(len(file.sizes))):
         held.append(pyarrow.total_allocated_bytes() - start)
         assert group.num_rows == 1
     assert len(held) == 32 and 2**21 <= max(held) < 2**24

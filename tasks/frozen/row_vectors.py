@@ -76,10 +76,6 @@ def distinct_rows(batches: Iterable[Features]) -> list[bytes]:
     return [*found]
 
 
-def _tokens(row: bytes) -> int:
-    return len(row) // (4 * len(ENCODER_INPUTS))
-
-
 def _called(lookup: Callable[[], Any], inputs: Sequence[np.ndarray]) -> np.ndarray:
     found = lookup()
     assert found is not None  # whoever reads the batches holds the RowVectors
@@ -102,8 +98,8 @@ class RowVectors:
 
     def _bytes(self, extractor: Extractor) -> int:
         """The size of the vectors."""
-        numbers = sum(map(_tokens, self._rows)) * len(extractor.places) * self._shape[1]
-        return numbers * np.dtype(extractor.dtype).itemsize
+        tokens = sum(len(row) // (4 * len(ENCODER_INPUTS)) for row in self._rows)
+        return tokens * len(extractor.places) * self._shape[1] * np.dtype(extractor.dtype).itemsize
 
     def check_room(self, folder: pathlib.Path) -> None:
         """Raises BertKerasError if the disk of `folder` has too little room for the vectors."""
