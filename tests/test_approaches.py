@@ -14,6 +14,7 @@ import scipy.stats
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
+from bert_keras.io import formats
 from bert_keras.model.layer_choices import LAYERS
 from bert_keras.tasks.batches import cardinality, take_examples
 from bert_keras.tasks.frozen.extractor import Extractor
@@ -22,10 +23,10 @@ from bert_keras.tasks.problems.multiple_choice import MultipleChoice
 from bert_keras.tasks.problems.question_answering import QuestionAnswering
 from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.runs.run_folder import load_run
-from bert_keras.tasks.study.approaches import _approaches, _open_contexts, compared_approaches, run_approaches
+from bert_keras.tasks.study.approaches import _open_contexts, compared_approaches, figure_of, run_approaches
 from bert_keras.tasks.study.grid import Outcome
-from bert_keras.tasks.study.report import comparison_json, comparison_tables, figure_of
-from bert_keras.tasks.study.rows import APPROACHES, approach_of
+from bert_keras.tasks.study.report import comparison_json, comparison_tables
+from bert_keras.tasks.study.rows import APPROACHES, approach_of, chosen_approaches
 
 # -----------------------------------------------------------------------------------------------------------
 # Rows and flags
@@ -363,7 +364,7 @@ def test_rows_share_examples_and_one_pass_of_the_encoder_and_are_run_once(place,
         used = runs.results(tmp_path / "out" / "sst2" / f"{row}_seed-4")["hparams"]
         assert (used["learning_rate"], used["seed"]) == (rate, 4)
     content = runs.results(tmp_path / "out")
-    assert content == json.loads(json.dumps(comparison_json(results)))
+    assert content == formats.stamp(formats.STUDY) | json.loads(json.dumps(comparison_json(results)))
     for row in content["tasks"][0]["rows"]:
         assert row["measures"] == [
             100 * runs.results(folder)["measures"]["val_accuracy"]
@@ -443,10 +444,10 @@ def test_workers_compare_their_rows_before_a_folder_is_made(place, tmp_path, mon
 
 def test_rows_of_one_context_may_draw_examples():
     given = {"max_examples": 8}
-    made = _approaches("layers", ("last", "sentence-last"), given, context="sentence")
+    made = chosen_approaches(("last", "sentence-last"), given, [], context="sentence")
     assert [row.context for row in made] == [None, "sentence"]
     with pytest.raises(BertKerasError, match="max_examples"):
-        _approaches("layers", ("last", "sentence-last"), given, context=None)
+        chosen_approaches(("last", "sentence-last"), given, [], context=None)
 
 
 @pytest.mark.parametrize(

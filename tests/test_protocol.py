@@ -11,6 +11,7 @@ import pytest
 import runs
 import tensorflow as tf
 
+from bert_keras.io import formats
 from bert_keras.tasks.batches import predict
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams, hparams_of
@@ -22,9 +23,8 @@ from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.runs.ensemble import load_runs
 from bert_keras.tasks.runs.run_folder import evaluate, load_run
 from bert_keras.tasks.study.grid import Cell, run_cells
-from bert_keras.tasks.study.protocol import run_protocol, summarize
+from bert_keras.tasks.study.protocol import LEARNING_RATES, check_grid, protocol_runs, run_protocol, summarize
 from bert_keras.tasks.study.report import FIGURES, paper_table, summary_tables
-from bert_keras.tasks.study.rows import LEARNING_RATES, check_grid, protocol_runs
 
 HPARAMS = Hparams(epochs=3, batch_size=16, seq_length=16, seed=5)
 
@@ -181,7 +181,9 @@ def test_an_ensemble_of_too_few_runs_that_learned_is_left_out(place, done, tmp_p
     assert "no ensemble of 2: 1 run(s) learned" in lines[0]
 
 
-@pytest.mark.parametrize("results", [{"measures": {"val_accuracy": 0.9}}, {"tasks": {"mrpc": {}}}])
+@pytest.mark.parametrize(
+    "results", [{"measures": {"val_accuracy": 0.9}}, formats.stamp(formats.STUDY) | {"tasks": {"mrpc": {}}}]
+)
 def test_results_of_another_run_are_not_replaced(place, tmp_path, results):
     (tmp_path / "results.json").write_text(json.dumps(results))
     with pytest.raises(ValueError, match="holds (another run|the results of mrpc).*give another folder"):
