@@ -36,10 +36,9 @@ from bert_keras.tasks.data.conll import FILES, read_corpus
 from bert_keras.tasks.data.glue import LABEL, ROWS
 from bert_keras.tasks.data.sources import check_dev_split, split_file
 from bert_keras.tasks.frozen.extractor import Extractor, Pieces, TextUnits, text_units
-from bert_keras.tasks.metrics import accuracy, entity_scores
+from bert_keras.tasks.metrics import Table, accuracy, entity_scores
 from bert_keras.tasks.options import ProbeOptions
 from bert_keras.tasks.problems.classification import TextClassification
-from bert_keras.tasks.report_tables import Table
 from bert_keras.tasks.training.fingerprint import fingerprint_of_checkpoint
 from bert_keras.text.words import TEXT, TOKENS
 

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bert_keras.model.layer_choices import LAYERS
-from bert_keras.tasks.metrics import Ordering, in_percent, ordering
-from bert_keras.tasks.report_tables import Table
+from bert_keras.tasks.metrics import Ordering, Table, in_percent, ordering
 from bert_keras.tasks.study.grid import Outcome, write_results
 from bert_keras.tasks.task import Task
 
