@@ -16,7 +16,7 @@ from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.io.files import atomic_file, sync
 from bert_keras.io.paths import did_you_mean, to_path
 from bert_keras.model.layer_choices import is_mixed, places_of
-from bert_keras.tasks.data.sources import listing, refuse_forms
+from bert_keras.tasks.data.sources import listing, numbered_lines, refuse_forms
 from bert_keras.tasks.frozen.cache import Cache, write_rows, writing_cache
 from bert_keras.tasks.frozen.extractor import Example, Extractor, text_units
 from bert_keras.tasks.options import FeatureOptions
@@ -32,7 +32,7 @@ def extract_file(
     progress: Callable[[int], None] = lambda done: None,
     **settings: Any,
 ) -> int:
-    """Writes the vectors of every word or token of a UTF-8 text, one example per line; returns the number of examples.
+    """Writes the vectors of every word or token of a UTF-8 text, gzipped or not, one example per line; returns their number.
 
     settings: fields of FeatureOptions, by name
 
@@ -56,9 +56,11 @@ def extract_file(
         precision=options.precision,
         batch_size=options.batch_size,
     )
-    with writing_cache(
-        part, extractor, lambda: _lines(source), shard_examples=shard_examples, progress=progress
-    ) as cache:
+
+    def examples() -> Iterator[Example]:
+        return ({TEXT: line.encode()} for _, line in numbered_lines(source))
+
+    with writing_cache(part, extractor, examples, shard_examples=shard_examples, progress=progress) as cache:
         made, vocabulary = part / f"made.{options.format}", units.preprocess.tokenizer.vocabulary
         with atomic_file(made) as temporary:
             WRITERS[options.format](temporary, _records(cache, options.layers, vocabulary))
@@ -79,21 +81,6 @@ def _check_paths(source: pathlib.Path, output: pathlib.Path, part: pathlib.Path)
         there = f", which is a folder with {listing(source)}" if source.is_dir() else did_you_mean(source)
         raise MissingFileError(f"no file at {source}{there}; give a file of text.")
     refuse_forms(source, _TABLES, "each line is read as a text; write the texts alone, one a line")
-
-
-def _lines(path: pathlib.Path) -> Iterator[Example]:
-    """Yields a text file's lines without their ends. Raises BertKerasError for a line that is not UTF-8, with its number."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            text = line.removesuffix(b"\n").removesuffix(b"\r")
-            text = text.removeprefix(b"\xef\xbb\xbf") if number == 1 else text
-            try:
-                text.decode()
-            except UnicodeDecodeError as error:
-                raise BertKerasError(
-                    f"{path}, line {number}: 0x{text[error.start]:02x} is not UTF-8; save it as UTF-8."
-                ) from error
-            yield {TEXT: text}
 
 
 def _records(cache: Cache, layers: str, vocabulary: Sequence[str]) -> Iterator[dict[str, Any]]:

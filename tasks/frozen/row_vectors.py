@@ -76,12 +76,6 @@ def distinct_rows(batches: Iterable[Features]) -> list[bytes]:
     return [*found]
 
 
-def _called(lookup: Callable[[], Any], inputs: Sequence[np.ndarray]) -> np.ndarray:
-    found = lookup()
-    assert found is not None  # whoever reads the batches holds the RowVectors
-    return found(*inputs)
-
-
 class RowVectors:
     """The vectors of rows: first computed into a folder by `compute`, then read from it for batches by `attach`.
 
@@ -152,8 +146,14 @@ class RowVectors:
         """Features [..., S] with their "vectors" float32 [..., S, K, H], 0 in padding. In a graph, or eagerly."""
         inputs = [features[name] for name in ENCODER_INPUTS]
         # TensorFlow keeps the function until the process ends; it must not keep the vectors in memory too.
-        lookup = weakref.WeakMethod(self._lookup)
-        vectors = tf.numpy_function(lambda *given: _called(lookup, given), inputs, tf.float32, stateful=False)
+        weak = weakref.WeakMethod(self._lookup)
+
+        def lookup(*given: np.ndarray) -> np.ndarray:
+            found = weak()
+            assert found is not None  # whoever reads the batches holds the RowVectors
+            return found(*given)
+
+        vectors = tf.numpy_function(lookup, inputs, tf.float32, stateful=False)
         return {**features, VECTORS: tf.ensure_shape(vectors, [*inputs[0].shape, *self._shape])}
 
     def attached(self, batches: tf.data.Dataset) -> tf.data.Dataset:
