@@ -156,6 +156,16 @@ class _Pretrained:
         how = {"hparams": self.hparams(name, seed), "feature_cache": cache, **self.how}
         finetune(self.tasks[name], checkpoint=start, output=output, **how)
 
+    def outcomes(self, cells: Sequence[Cell], *, workers: Workers) -> Iterator[Outcome]:
+        """Runs the cells. Raises BertKerasError if the loss of a pre-training diverged: other runs need its weights."""
+        for ran in grid.run_cells(cells, workers=workers, log=self.how["log"]):
+            if ran.degenerate and not ran.task:
+                workers.wait_to_end()
+                raise BertKerasError(
+                    f"{ran.path}: {ran.degenerate}; remove this folder and give a lower learning_rate."
+                )
+            yield ran
+
     def perplexities(self) -> dict[str, float | None]:
         """Row -> the perplexity of the held-out text at the end of its pre-training; None for a snapshot."""
         return {row.name: _perplexity(self._weights(row) / RESULTS_FILE) for row in self.rows}
@@ -223,14 +233,7 @@ def run_ablation(
     cells, fingerprint = [*plan.cells()], named | plan.fingerprint()
     grid.check_same(cells, fingerprint, workers=workers)
     with workers.writing(folder.begin(fingerprint, reopen=True)):
-        outcomes = []
-        for ran in grid.run_cells(cells, workers=workers, log=log):
-            if ran.degenerate and not ran.task:  # other runs need its weights
-                workers.wait_to_end()
-                raise BertKerasError(
-                    f"{ran.path}: {ran.degenerate}; remove this folder and give a lower learning_rate."
-                )
-            outcomes.append(ran)
+        outcomes = [*plan.outcomes(cells, workers=workers)]
         perplexities = workers.from_chief(plan.perplexities)
         found = compared(name, plan.rows, plan.tasks, outcomes, perplexities=perplexities)
         if workers.chief:

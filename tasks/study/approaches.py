@@ -143,6 +143,12 @@ class _FromCheckpoint:
         if self.workers.chief:
             shutil.rmtree(self.output / VECTORS, ignore_errors=True)
 
+    def compared(self, name: str, outcomes: Sequence[Outcome]) -> Comparison:
+        """The comparison of the rows, in any context, with the most common answer."""
+        tasks = {one: self.tasks[one, self.rows[0].context] for one in self.names}
+        baselines = {one: _baseline(task) for one, task in tasks.items()}
+        return compared_approaches(name, self.rows, tasks, outcomes, baselines=baselines)
+
 
 @reports_lost_workers()
 def run_approaches(
@@ -182,19 +188,16 @@ def run_approaches(
     check_once("tasks", names)
     grid.check_used(data, names)
     grid.earlier_results(output, lambda found: found.get("ablation") == name)
-    stated = [option for option, value in options.items() if value is not None]
-    rows = chosen_approaches(
-        chosen.rows or APPROACHES[name].rows, given, stated, context=(task_options or {}).get("context")
-    )
+    context = (task_options or {}).get("context")
+    rows = chosen_approaches(chosen.rows or APPROACHES[name].rows, given, options, context=context)
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
-    first = given.get("seed", Hparams.seed)
     plan = _FromCheckpoint(
         output=output,
         starts={False: source, True: dataclasses.replace(source, tensors={})},
         tasks=_open_contexts(names, rows, data, task_options or {}),
         names=names,
         rows=rows,
-        seeds=range(first, first + restarts),
+        seeds=[given.get("seed", Hparams.seed) + i for i in range(restarts)],
         given=given,
         options=chosen,
         workers=workers,
@@ -204,9 +207,7 @@ def run_approaches(
     asked = {"ablation": name, "tasks": names, "restarts": restarts, "rows": [row.name for row in rows]}
     grid.check_same(cells, asked, workers=workers)
     with workers.writing(locked(output)):
-        opened = {one: plan.tasks[one, rows[0].context] for one in names}
-        baselines = {one: _baseline(task) for one, task in opened.items()}
-        found = compared_approaches(name, rows, opened, [*plan.outcomes(cells)], baselines=baselines)
+        found = plan.compared(name, [*plan.outcomes(cells)])
         if workers.chief:
             write_comparison(found, output)
     return found
@@ -220,13 +221,10 @@ def _open_contexts(
         name: {option: value for option, value in options.items() if option in task_type(name).options}
         for name in names
     }
-    contexts: dict[str | None, dict[str, str]] = {
-        row.context: {} if row.context is None else {"context": row.context} for row in rows
-    }
-    tasks = {
-        (name, context): grid.opened(name, data, **fitting[name] | own)
-        for name, (context, own) in itertools.product(names, contexts.items())
-    }
+    tasks = {}
+    for name, context in itertools.product(names, dict.fromkeys(row.context for row in rows)):
+        own = {} if context is None else {"context": context}
+        tasks[name, context] = grid.opened(name, data, **fitting[name] | own)
     known = {option for given in fitting.values() for option in given}
     if unknown := [flag_of(option) for option in options if option not in known]:
         raise BertKerasError(f"{', '.join(unknown)} does not apply to {', '.join(names)}; leave it out.")

@@ -50,7 +50,7 @@ class Cell:
     name: the run's name in the log
     task, place: the task that it trains, and its place in the grid, such as its row and its seed; plain JSON
     train: (output=folder) -> trains into the folder, or resumes the unfinished run in it
-    fingerprint: of the run (`Plan.fingerprint`); None if the grid's own fingerprint decides those of its cells
+    fingerprint: of the run (`Plan.fingerprint`); None if the grid has a fingerprint for all its cells
     """
 
     name: str

@@ -100,28 +100,26 @@ def _cells(
     tasks: Mapping[str, Task],
     source: checkpoints.Checkpoint,
     output: pathlib.Path,
-    runs: Sequence[tuple[str, Hparams]],
+    hparams: Hparams,
     *,
     options: ProtocolOptions,
     how: Mapping[str, Any],
 ) -> Iterator[Cell]:
-    """The runs of every task, in order. Raises BertKerasError for a run that `finetune` would refuse.
-
-    runs: of each task, by `protocol_runs`
-    """
-    trainings = [(task, source, hparams) for task in tasks.values() for _, hparams in runs]
+    """The runs of every task, in order. Raises BertKerasError for a run that `finetune` would refuse."""
+    runs = [*protocol_runs(hparams, options)]
+    trainings = [(task, source, one) for task in tasks.values() for _, one in runs]
     checked = {name: how[name] for name in ("strategy_name", "feature_cache")}
     fingerprints = iter(grid.fingerprints_of(trainings, **checked))
-    for name, (folder, hparams) in itertools.product(tasks, runs):
-        varied = f", batch size {hparams.batch_size}" if options.batch_sizes else ""
-        varied += f", {hparams.epochs} epochs" if options.epoch_counts else ""
+    for name, (folder, one) in itertools.product(tasks, runs):
+        varied = f", batch size {one.batch_size}" if options.batch_sizes else ""
+        varied += f", {one.epochs} epochs" if options.epoch_counts else ""
         yield Cell(
-            name=f"{name}: learning rate {hparams.learning_rate:g}{varied}, seed {hparams.seed}",
+            name=f"{name}: learning rate {one.learning_rate:g}{varied}, seed {one.seed}",
             path=output / name / folder,
             task=name,
-            place={field: getattr(hparams, field) for field in VARIED},
+            place={field: getattr(one, field) for field in VARIED},
             fingerprint=next(fingerprints),
-            train=functools.partial(finetune, tasks[name], checkpoint=source, hparams=hparams, **how),
+            train=functools.partial(finetune, tasks[name], checkpoint=source, hparams=one, **how),
         )
 
 
@@ -147,8 +145,7 @@ def _run(
     workers = Workers(strategy(how["strategy_name"]))
     log = workers.log(how["log"])
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
-    runs = [*protocol_runs(hparams, options)]
-    cells = [*_cells(tasks, source, output, runs, options=options, how=how | {"log": log})]
+    cells = [*_cells(tasks, source, output, hparams, options=options, how=how | {"log": log})]
     grid.check_same(cells, {"tasks": [*tasks], **dataclasses.asdict(options)}, workers=workers)
     found: dict[str, list[Outcome]] = {name: [] for name in tasks}
     with workers.writing(locked(output)):

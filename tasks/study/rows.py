@@ -6,7 +6,7 @@ language modeling?"; Liu et al. 2019 (RoBERTa), table 2.
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bert_keras.errors import BertKerasError
@@ -171,6 +171,11 @@ def _formats(*, pair_batch: int | None = None, **settings: Any) -> tuple[Row, ..
     )
 
 
+def _fractions(percent: str) -> list[float]:
+    """80/10/10 -> 0.8, 0.1, 0.1."""
+    return [int(one) / 100 for one in percent.split("/")]
+
+
 _LTR = "LTR and no NSP"
 _ROWS = {
     "tasks": (
@@ -180,18 +185,8 @@ _ROWS = {
         Row(name=f"{_LTR}, BiLSTM", recipe="ltr-no-nsp", weights=_LTR, finetuned={"bilstm": True}),
     ),
     "masking": tuple(
-        Row(
-            name=f"{hide}/{keep}/{replace}",
-            settings={"hide": hide / 100, "keep": keep / 100, "replace": replace / 100},
-        )
-        for hide, keep, replace in (
-            (80, 10, 10),
-            (100, 0, 0),
-            (80, 0, 20),
-            (80, 20, 0),
-            (0, 20, 80),
-            (0, 0, 100),
-        )
+        Row(name=name, settings=dict(zip(("hide", "keep", "replace"), _fractions(name), strict=True)))
+        for name in ("80/10/10", "100/0/0", "80/0/20", "80/20/0", "0/20/80", "0/0/100")
     ),
     "steps": (*_shares("masked LM", "bert"), *_shares("left to right", "ltr-no-nsp")),
 }
@@ -346,12 +341,11 @@ def approach_of(name: str) -> Approach:
 
 
 def chosen_approaches(
-    names: Sequence[str], settings: Mapping[str, Any], options: Collection[str], *, context: str | None
+    names: Sequence[str], settings: Mapping[str, Any], options: Mapping[str, Any], *, context: str | None
 ) -> list[Approach]:
     """The rows with these names.
 
-    settings: fields of Hparams that were given
-    options: the names of the fields of ApproachOptions that were given
+    settings, options: the given fields of Hparams and of ApproachOptions
     context: the context of tags in rows without their own; None leaves it to the task
 
     Raises BertKerasError for settings that do not apply to an ablation or to one of its rows, and for those that no row reads.
@@ -370,16 +364,15 @@ def chosen_approaches(
             f"{' and '.join(sizes)} would not fit {', '.join(own)}: each context has lengths and batches of its own; "
             f"leave {_it(sizes)} out, or the rows."
         )
-    given = [name for name, value in settings.items() if value is not None]
-    refused = [
+    given = [name for name, value in {**settings, **options}.items() if value is not None]
+    if refused := [
         name for name in given if name in NOT_IN_APPROACHES and settings[name] != getattr(Hparams, name)
-    ]
-    if refused:
+    ]:
         raise BertKerasError(
             f"{', '.join(refused)} does not apply to an ablation, whose rows name the layers and share all other settings; leave "
             f"{_it(refused)} out."
         )
-    _check_read([*given, *options], rows)
+    _check_read(given, rows)
     return rows
 
 
