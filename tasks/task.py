@@ -29,8 +29,7 @@ from bert_keras.model.heads import ClassifierHead, ConcatClassifierHead
 from bert_keras.optimization.losses import GlobalMean, cross_entropy
 from bert_keras.tasks.data.columns import read_columns
 from bert_keras.tasks.data.sources import Source
-from bert_keras.tasks.metrics import WHISKER
-from bert_keras.tasks.report_tables import Table, cell, plain
+from bert_keras.tasks.metrics import WHISKER, Table, cell, plain
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
 

@@ -13,7 +13,7 @@ from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.pretraining.recipes import RECIPES
 from bert_keras.tasks.problems.question_answering import QuestionAnswering
 from bert_keras.tasks.study import ablations, grid
-from bert_keras.tasks.study.ablations import Outcome, compared, run_ablation
+from bert_keras.tasks.study.ablations import compared, run_ablation
 from bert_keras.tasks.study.grid import Outcome
 from bert_keras.tasks.study.report import comparison_json, comparison_tables
 from bert_keras.tasks.study.rows import ABLATIONS, SCALES, Row, Scale
@@ -142,6 +142,11 @@ def test_a_batch_that_replicas_do_not_divide(tmp_path, small, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
+def recipes(name, scale, changes=None):
+    """The recipes of the rows of an ablation."""
+    return [ablations._recipe(row, SCALES[scale], changes or {}) for row in SCALES[scale].rows[name]]
+
+
 def test_settings_of_masks_are_for_the_rows_with_masks():
     left_to_right, masked = (Row(name="a", recipe=name) for name in ("ltr-no-nsp", "bert-no-nsp"))
     changes = {"share": 0.3, "steps": 5}
@@ -150,37 +155,36 @@ def test_settings_of_masks_are_for_the_rows_with_masks():
         assert recipe.masking(64).share == share and recipe.hparams.steps == 5
 
 
-def test_bad_input_is_named_first(tmp_path, small):
-    given = arguments(tmp_path)
-    with pytest.raises(FileNotFoundError, match="there is no .*data"):
-        run_ablation("steps", **given)
+BAD = {
+    "there is no .*missing": {"data": {"sst2": "missing"}},
+    "'huge'; give one of small, paper": {"scale": "huge"},
+    "'table'; give one of tasks, size, masking": {"name": "table"},
+    "no setting stepps": {"changes": {"stepps": 3}},
+    "no task named 'sst3'": {"tasks": ["sst3"], "data": {}},
+    "restarts is 0; restarts must be a whole number of at least 1, or None": {"restarts": 0},
+    "the tasks are sst2, sst2; give at least one, each once": {"tasks": ["sst2", "sst2"]},
+    "data was given for sst2, and the tasks are rte; name it in tasks, or leave it out": {"tasks": ["rte"]},
+    "data was given for mprc, sst2-features, and the tasks are sst2; name it": {
+        "data": dict.fromkeys(("sst2", "mprc", "sst2-features"), "x")
+    },
+    "no pre-training of this ablation reads generator_share": {"changes": {"generator_share": 0.5}},
+    "concat_last_four needs 4 blocks and the encoder has 1": {"tasks": ["sst2-features"]},
+    "seq_length is 32 and the encoder has 16 positions": {"changes": {"max_positions": 16, "seq_length": 16}},
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_input_is_refused_before_any_pretraining(message, tmp_path, small):
     write_data(tmp_path / "data", "sst2")
-    for changes, wanted in (
-        ({"scale": "huge"}, "'huge'; give one of small, paper"),
-        ({"changes": {"stepps": 3}}, "no setting stepps"),
-        ({"tasks": ["sst3"], "data": {}}, "no task named 'sst3'"),
-        ({"restarts": 0}, "restarts is 0; give at least 1"),
-        ({"tasks": ["sst2", "sst2"]}, "the tasks are sst2, sst2; give at least one, each once"),
-        (
-            {"tasks": ["rte"]},
-            "data was given for sst2, and the tasks are rte; name it in tasks, or leave it out",
-        ),
-        (
-            {"data": dict.fromkeys(("sst2", "mprc", "sst2-features"), "x")},
-            "data was given for mprc, sst2-features, and the tasks are sst2; name it",
-        ),
-        ({"changes": {"generator_share": 0.5}}, "no pre-training of this ablation reads generator_share"),
-        ({"tasks": ["sst2-features"]}, "concat_last_four needs 4 blocks and the encoder has 1"),
-    ):
-        with pytest.raises(ValueError, match=wanted):
-            run_ablation("steps", **(given | changes))
-    with pytest.raises(ValueError, match="'table'"):
-        run_ablation("table", **given)
-    assert not (tmp_path / "out").exists()
+    with refused(message, output=tmp_path / "out"):
+        run_ablation(**{"name": "steps", **arguments(tmp_path), **BAD[message]})
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path, small):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("mine")
     with pytest.raises(ValueError, match="neither empty nor an ablation"):
-        run_ablation("steps", **given)
+        run_ablation("steps", **arguments(tmp_path))
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -198,48 +202,39 @@ def test_every_row_is_a_recipe_and_has_its_figures(name, scale):
 
 
 def test_settings_reach_the_pre_training():
-    rows = SCALES["small"].rows["masking"]
-    rates = [ablations._recipe(row, SCALES["small"], {}).masking(64) for row in rows]
+    rates = [one.masking(64) for one in recipes("masking", "small")]
     assert [(one.hide, one.keep, one.replace) for one in rates[:3]] == [
         (0.8, 0.1, 0.1),
         (1, 0, 0),
         (0.8, 0, 0.2),
     ]
     phases = ((32, 0.5), (64, 0.5))
-    assert ablations._recipe(rows[0], SCALES["small"], {"phases": phases}).hparams.phases == phases
-    sizes = [
-        ablations._recipe(row, SCALES["paper"], {}).config(vocab_size=30522)
-        for row in SCALES["paper"].rows["size"]
-    ]
-    assert [(one.num_layers, one.hidden_size, one.num_heads) for one in sizes][-2:] == [
-        (12, 1024, 16),
-        (24, 1024, 16),
-    ]
+    assert recipes("masking", "small", {"phases": phases})[0].hparams.phases == phases
+    last, largest = (one.config(vocab_size=9) for one in recipes("size", "paper")[-2:])
+    assert (last.num_layers, last.hidden_size, last.num_heads) == (12, 1024, 16)
+    assert (largest.num_layers, largest.hidden_size, largest.num_heads) == (24, 1024, 16)
 
 
-def test_the_rows_of_the_masking_rate_mask_so_much():
-    for scale, layers in (("small", 4), ("paper", 24)):
-        rows = SCALES[scale].rows["masking-rate"]
-        recipes = [ablations._recipe(row, SCALES[scale], {}) for row in rows]
-        assert [row.name for row in rows] == [f"{rate} %" for rate in (5, 10, 15, 20, 30, 40, 80)]
-        assert [one.masking(64).share for one in recipes] == [0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.8]
-        # Enough predictions for the rate, in place of the 20 of 128 that 15 % needs.
-        assert [one.masking(100).max_predictions for one in recipes] == [5, 10, 15, 20, 30, 40, 80]
-        assert {one.config(vocab_size=100).num_layers for one in recipes} == {layers}
+@pytest.mark.parametrize(("scale", "layers"), [("small", 4), ("paper", 24)])
+def test_the_rows_of_the_masking_rate_mask_so_much(scale, layers):
+    found = recipes("masking-rate", scale)
+    assert [row.name for row in SCALES[scale].rows["masking-rate"]] == [
+        f"{rate} %" for rate in (5, 10, 15, 20, 30, 40, 80)
+    ]
+    assert [one.masking(64).share for one in found] == [0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.8]
+    # Enough predictions for the rate, in place of the 20 of 128 that 15 % needs.
+    assert [one.masking(100).max_predictions for one in found] == [5, 10, 15, 20, 30, 40, 80]
+    assert {one.config(vocab_size=100).num_layers for one in found} == {layers}
 
 
 def test_the_rows_of_the_input_format_are_robertas():
+    samplers = ("next_sentence", "sentence_pair", "full_sentences", "contiguous")
     for scale in ("small", "paper"):
-        recipes = [ablations._recipe(row, SCALES[scale], {}) for row in SCALES[scale].rows["input-format"]]
-        found = [(one.sampling(128).sampler, "sentence_pair" in one.objectives) for one in recipes]
-        assert found == [
-            ("next_sentence", True),
-            ("sentence_pair", True),
-            ("full_sentences", False),
-            ("contiguous", False),
-        ]
-    assert [one.hparams.batch_size for one in recipes] == [256, 2048, 256, 256]
-    assert {one.hparams.phases for one in recipes} == {((512, 1.0),)}
+        found = recipes("input-format", scale)
+        assert tuple(one.sampling(128).sampler for one in found) == samplers
+        assert ["sentence_pair" in one.objectives for one in found] == [True, True, False, False]
+    assert [one.hparams.batch_size for one in found] == [256, 2048, 256, 256]
+    assert {one.hparams.phases for one in found} == {((512, 1.0),)}
 
 
 def compare(name, tasks, rows):
@@ -309,12 +304,6 @@ def test_the_report_has_the_figures_of_the_paper():
     table, _ = comparison_tables(found)
     assert table.columns == ("row", "held-out perplexity", "mrpc, accuracy")
     assert table.rows[0] == ("0", "-", "60.0 ± 0.1 (79.8)")
-
-
-def test_a_task_that_the_encoder_cannot_serve_is_refused_before_any_pretraining(tmp_path, small):
-    write_data(tmp_path / "data", "sst2")
-    with refused("seq_length is 32 and the encoder has 16 positions", output=tmp_path / "out"):
-        run_ablation("steps", **arguments(tmp_path), changes={"max_positions": 16, "seq_length": 16})
 
 
 @pytest.mark.parametrize("name", ["squad1.1", "squad2.0"])

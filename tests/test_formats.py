@@ -18,9 +18,10 @@ from bert_keras.savedmodels.verify import write_manifest
 from bert_keras.tasks.frozen.cache import CACHE, open_cache
 from bert_keras.tasks.pretraining.records import INSTANCES, InstancesFolder, read_manifest
 from bert_keras.tasks.runs.run_folder import load_run, save_task, task_of
+from bert_keras.tasks.study import grid
 from bert_keras.tasks.study.ablations import ABLATION
 from bert_keras.tasks.study.probe import PROBE
-from bert_keras.tasks.training.loop import RUN
+from bert_keras.tasks.training.loop import RESULTS_FILE, RUN
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
 
@@ -52,6 +53,14 @@ def write_instances(path):
         InstancesFolder(path).write({"compress": False}, [])
 
 
+def write_study(path):
+    grid.write_results(path, {"tasks": {}})
+
+
+def read_study(path):
+    return grid.earlier_results(path, lambda found: "tasks" in found)
+
+
 # Artifact, its file, writer, readers.
 ARTIFACTS = [
     (formats.RUN, "task.json", write_task, (load_run, task_of)),
@@ -59,6 +68,7 @@ ARTIFACTS = [
     (formats.SAVED_MODEL, formats.MANIFEST, write_module, (verify, lambda path: HubLayer(str(path)), load)),
     (formats.INSTANCES, INSTANCES.fingerprint, write_instances, (read_manifest, write_instances)),
     (formats.VECTORS, CACHE.fingerprint, begun(CACHE), (begun(CACHE), open_cache)),
+    (formats.STUDY, RESULTS_FILE, write_study, (read_study,)),
     *((formats.STUDY, one.fingerprint, begun(one), (begun(one),)) for one in (ABLATION, PROBE)),
 ]
 

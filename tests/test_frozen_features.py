@@ -5,8 +5,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -24,6 +22,7 @@ from bert_keras.model.choices import places_of
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import FeatureBiLSTM, FeatureEncoder, FrozenNetwork, bilstm_of
 from bert_keras.savedmodels.export import export
+from bert_keras.savedmodels.verify import ask
 from bert_keras.tasks.batches import dataset, predict, predictor
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.frozen.cache import open_cache
@@ -43,43 +42,42 @@ NAMES = ["bad", "good"]
 FEATURES = {"feature_layers": "0,2", "lstm_layers": 1, "lstm_units": 8, "lstm_dropout": 0.1}
 LONG = ["the plot is good and the film very dull " * 4, "warm actor", "dull , bad film !"] * 4
 
-# By task: the model of a checkpoint, texts, labels.
+# By task: the function that makes a model of a checkpoint, its arguments and settings, texts, labels.
 CASES = {
-    "class": (lambda ckpt, **how: bk.classifier(ckpt, NAMES, **how), TEXTS, LABELS),
-    "pair": (
-        lambda ckpt, **how: bk.classifier(ckpt, NAMES, text=("a", "b"), pooling="concat", **how),
-        (TEXTS, TEXTS[::-1]),
-        LABELS,
-    ),
-    "several": (
-        lambda ckpt, **how: bk.classifier(ckpt, NAMES, multi=True, **how),
-        TEXTS,
-        [[], ["good"], ["bad", "good"]] * 8,
-    ),
-    "score": (bk.regressor, TEXTS, np.linspace(-1, 1, 24)),
-    "windows": (
-        lambda ckpt, **how: bk.classifier(ckpt, NAMES, doc_stride=8, **how),
-        LONG,
-        ["bad", "good", "bad"] * 4,
-    ),
+    "class": (bk.classifier, [NAMES], {}, TEXTS, LABELS),
+    "pair": (bk.classifier, [NAMES], {"text": ("a", "b"), "pooling": "concat"}, (TEXTS, TEXTS[::-1]), LABELS),
+    "several": (bk.classifier, [NAMES], {"multi": True}, TEXTS, [[], ["good"], ["bad", "good"]] * 8),
+    "score": (bk.regressor, [], {}, TEXTS, np.linspace(-1, 1, 24)),
+    "windows": (bk.classifier, [NAMES], {"doc_stride": 8}, LONG, ["bad", "good", "bad"] * 4),
     "answers": (
-        lambda ckpt, **how: bk.question_answerer(
-            ckpt, unanswerable=True, doc_stride=16, max_query_length=8, **how
-        ),
+        bk.question_answerer,
+        [],
+        {"unanswerable": True, "doc_stride": 16, "max_query_length": 8},
         {"question": ["the film"] * 8, "context": [LONG[0]] * 8},
         [{"text": "very dull", "answer_start": 30}, None] * 4,
     ),
     "tags": (
-        lambda ckpt, **how: bk.tagger(ckpt, ["PER"], doc_stride=8, **how),
+        bk.tagger,
+        [["PER"]],
+        {"doc_stride": 8},
         [["the", "actor", "is", "good"], ["bad", "plot"], ["warm", "actor"] * 8] * 4,
         [["O", "B-PER", "O", "O"], ["O", "O"], ["O", "B-PER"] * 8] * 4,
     ),
     "choice": (
-        lambda ckpt, **how: bk.chooser(ckpt, 2, **how),
+        bk.chooser,
+        [2],
+        {},
         {"context": TEXTS, "endings": [[text, "the film"] for text in TEXTS[::-1]]},
         [0, 1] * 12,
     ),
 }
+
+
+def model_of(case: str, checkpoint, **how):
+    """A string model of a case, its texts and labels."""
+    make, arguments, settings, x, y = CASES[case]
+    return make(checkpoint, *arguments, **settings, **how), x, y
+
 
 MIXED = {"feature_layers": "weighted_sum_all"}
 
@@ -94,8 +92,7 @@ def checkpoint(tmp_path_factory):
 
 def task_of(case: str, checkpoint):
     """The task of a case, with the same examples in both splits."""
-    make, x, y = CASES[case]
-    model = make(checkpoint, seq_length=24)
+    model, x, y = model_of(case, checkpoint, seq_length=24)
     task, columns = model.problem, raw_columns(model.problem, model.preprocess, x, y)
     task.examples = lambda split: tf.data.Dataset.from_tensor_slices({**columns})
     return task
@@ -106,8 +103,9 @@ def trained(case: str, checkpoint, output, **changes):
     if case != "class":  # a BiLSTM takes seconds to trace, and it is the same in every task
         hparams["lstm_layers"] = 0
     given = {name: changes.pop(name) for name in [*changes] if name in Hparams.__dataclass_fields__}
-    how = {"checkpoint": checkpoint, "output": output, "verbose": 0, "log": lambda line: None}
-    return finetune(task_of(case, checkpoint), hparams=Hparams(**hparams | given), **how | changes)
+    how = {"hparams": Hparams(**hparams | given), "verbose": 0, "log": lambda line: None} | changes
+    task = how.pop("task", None) or task_of(case, checkpoint)
+    return finetune(task, checkpoint=checkpoint, output=output, **how)
 
 
 def weights_of(folder):
@@ -145,9 +143,40 @@ def class_run(checkpoint, tmp_path_factory):
     return folder, trained("class", checkpoint, folder, **MIXED)
 
 
+@pytest.fixture
+def computed(monkeypatch):
+    """The numbers of rows that go through an encoder to get vectors, one for each call."""
+    found, extract = [], Extractor.__call__
+
+    def count(self, raw):
+        found.append(len(raw))
+        return extract(self, raw)
+
+    monkeypatch.setattr(Extractor, "__call__", count)
+    return found
+
+
+@pytest.fixture
+def late(monkeypatch):
+    """The calls of an encoder once the vectors are computed; each gives None."""
+    found, compute = [], RowVectors.compute
+
+    def watch(self, folder, *, progress):
+        report = compute(self, folder, progress=progress)
+        monkeypatch.setattr(bk.BertEncoder, "call", lambda *args, **kwargs: found.append(args))
+        return report
+
+    monkeypatch.setattr(RowVectors, "compute", watch)
+    return found
+
+
+CALL = bk.BertEncoder.call
 MANY = pytest.mark.slow  # the cases that run the same code
-FAST = ("choice",)  # the others trace for longer
-SOME = [case if case in FAST else pytest.param(case, marks=MANY) for case in CASES if case != "class"]
+
+
+def slow_but(fast, cases):
+    """The cases, of which all but one are slow."""
+    return [case if case == fast else pytest.param(case, marks=MANY) for case in cases]
 
 
 def assert_served_as_trained(case, checkpoint, run_folder, results, cache):
@@ -174,7 +203,7 @@ def test_a_class_is_learned_by_a_bilstm_on_vectors(class_run, checkpoint, tmp_pa
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", SOME)
+@pytest.mark.parametrize("case", slow_but("choice", [case for case in CASES if case != "class"]))
 def test_every_task_is_learned_from_vectors(case, checkpoint, tmp_path):
     results = trained(case, checkpoint, tmp_path / "run", epochs=1)
     assert_served_as_trained(case, checkpoint, tmp_path / "run", results, tmp_path / "vectors")
@@ -185,19 +214,19 @@ class Stopped(Exception):
 
 
 @pytest.mark.long
-def test_a_stopped_training_is_resumed_to_the_same_bits(checkpoint, tmp_path, monkeypatch):
+def test_a_stopped_training_is_resumed_to_the_same_bits(checkpoint, tmp_path, monkeypatch, computed, late):
     """Stopped while vectors are computed, then in the second epoch. No step calls the encoder once they are there."""
     monkeypatch.setattr(bert_keras.tasks.frozen.row_vectors, "SHARD_ROWS", 8)
     # With the same shards: TensorFlow's kernels may round a row in another way where a call has other rows.
     whole = trained("class", checkpoint, tmp_path / "whole", **MIXED)
-    computed, late, extract, compute = [], [], Extractor.__call__, RowVectors.compute
-    call, step_end = bk.BertEncoder.call, Saver.on_train_batch_end
+    monkeypatch.setattr(bk.BertEncoder, "call", CALL)
+    computed.clear()
+    extract, step_end = Extractor.__call__, Saver.on_train_batch_end
 
-    def count(self, raw):
+    def interrupt(self, raw):
         if len(computed) == 1:
             computed.append(0)
             raise KeyboardInterrupt
-        computed.append(len(raw))
         return extract(self, raw)
 
     def stop(saver, batch, logs=None):
@@ -205,13 +234,7 @@ def test_a_stopped_training_is_resumed_to_the_same_bits(checkpoint, tmp_path, mo
         if saver.step == 8:  # of two epochs of 6 steps
             raise Stopped
 
-    def watch(self, folder, *, progress):
-        report = compute(self, folder, progress=progress)
-        monkeypatch.setattr(bk.BertEncoder, "call", lambda *args, **kwargs: late.append(args))
-        return report
-
-    monkeypatch.setattr(Extractor, "__call__", count)
-    monkeypatch.setattr(RowVectors, "compute", watch)
+    monkeypatch.setattr(Extractor, "__call__", interrupt)
     monkeypatch.setattr(Saver, "on_train_batch_end", stop)
     how = MIXED | {"save_every": 5}
     with pytest.raises(KeyboardInterrupt, match="run the same command to resume"):
@@ -220,7 +243,7 @@ def test_a_stopped_training_is_resumed_to_the_same_bits(checkpoint, tmp_path, mo
         trained("class", checkpoint, tmp_path / "run", **how)
     assert sum(computed) == len({*TEXTS})  # both splits have the same texts, and one file was there
     monkeypatch.setattr(Saver, "on_train_batch_end", step_end)
-    monkeypatch.setattr(bk.BertEncoder, "call", call)
+    monkeypatch.setattr(bk.BertEncoder, "call", CALL)
     lines: list[str] = []
     again = trained("class", checkpoint, tmp_path / "run", log=lines.append, **how)
     assert any("at step 5 of 12" in line for line in lines)
@@ -256,14 +279,7 @@ def test_a_complete_cache_is_trained_on_without_an_encoder(checkpoint, tmp_path,
 
 
 @MANY
-def test_kept_vectors_are_used_again_or_refused(checkpoint, tmp_path, monkeypatch):
-    computed, extract = [], Extractor.__call__
-
-    def count(self, raw):
-        computed.append(len(raw))
-        return extract(self, raw)
-
-    monkeypatch.setattr(Extractor, "__call__", count)
+def test_kept_vectors_are_used_again_or_refused(checkpoint, tmp_path, computed):
     how = {"lstm_layers": 0, "feature_cache": tmp_path / "cache", "feature_dtype": "float16"}
     for seed in (1, 2):
         trained("class", checkpoint, tmp_path / f"run-{seed}", **how, seed=seed)
@@ -281,8 +297,7 @@ def test_kept_vectors_are_used_again_or_refused(checkpoint, tmp_path, monkeypatc
 
 def learns(case, checkpoint, **features):
     """A string model after `fit`, which changes no number of its encoder."""
-    make, x, y = CASES[case]
-    model = make(checkpoint, **features)
+    model, x, y = model_of(case, checkpoint, **features)
     before = [variable.numpy() for variable in model.encoder.variables]
     model.compile(learning_rate=1e-2, warmup_proportion=0.0)
     losses = model.fit(x, y, batch_size=4, epochs=4, validation_data=(x, y), verbose=0).history["loss"]
@@ -292,21 +307,12 @@ def learns(case, checkpoint, **features):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "case", [case if case == "pair" else pytest.param(case, marks=MANY) for case in CASES]
-)
-def test_every_string_model_learns_from_vectors(case, checkpoint, tmp_path, monkeypatch):
-    compute, late, call = RowVectors.compute, [], bk.BertEncoder.call
-
-    def watch(self, folder, *, progress):
-        compute(self, folder, progress=progress)
-        monkeypatch.setattr(bk.BertEncoder, "call", lambda *args, **kwargs: late.append(args))
-
-    monkeypatch.setattr(RowVectors, "compute", watch)
+@pytest.mark.parametrize("case", slow_but("pair", CASES))
+def test_every_string_model_learns_from_vectors(case, checkpoint, tmp_path, monkeypatch, late):
     model = learns(case, checkpoint, **FEATURES | {"lstm_layers": 0, "lstm_dropout": 0.0})
     assert not late, "an epoch or its validation called the encoder"
-    monkeypatch.setattr(bk.BertEncoder, "call", call)
-    x = CASES[case][1]
+    monkeypatch.setattr(bk.BertEncoder, "call", CALL)
+    x = CASES[case][3]
     predicted = model.predict(x, verbose=0)
     model.save(tmp_path / "m.keras")
     model.save(tmp_path / "run")
@@ -357,30 +363,16 @@ def test_a_lost_run_of_a_grid_keeps_no_vectors(checkpoint, tmp_path):
     assert not (lost.path / "top.safetensors").exists() and (best.path / "top.safetensors").is_file()
 
 
-ASK = """
-import sys, json
-import tensorflow as tf
-import bert_keras.text.normal_forms
-model = tf.saved_model.load(sys.argv[1])
-found = model.signatures["serving_default"](text=tf.constant(json.loads(sys.argv[2])))
-answers = {name: value.numpy().tolist() for name, value in found.items()}
-print(json.dumps(answers | {"label": [label.decode() for label in answers["label"]]}))
-"""
-
-
 @pytest.mark.long
+@pytest.mark.usefixtures("forked_answers")
 def test_the_run_is_served_from_raw_strings_in_a_fresh_process(class_run, tmp_path):
     """The encoder and the BiLSTM are one SavedModel."""
     run = load_run(class_run[0])
-    version = export(run, tmp_path / "served")
-    command = [sys.executable, "-c", ASK, version, json.dumps(TEXTS)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = ask(export(run, tmp_path / "served"), {"text": TEXTS})
     examples = tf.data.Dataset.from_tensor_slices({"text": TEXTS})
     answers, _ = predict(run.task, run.preprocess, run.model, examples)
     np.testing.assert_allclose(found["probabilities"], answers["probabilities"], atol=1e-5)
-    assert found["label"] == [label.decode() for label in answers["label"]]
+    assert [*found["label"]] == [*answers["label"]]
 
 
 def test_a_step_on_one_batch_leaves_the_encoder_as_it_is(checkpoint):
@@ -428,33 +420,27 @@ def test_settings_of_features_that_make_no_sense(changes, match):
 
 
 @pytest.mark.long
-def test_what_does_not_fit_is_refused_before_any_work(checkpoint, tmp_path, monkeypatch):
-    with runs.no_training():
-        with pytest.raises(BertKerasError, match="layer 3 was asked for and the encoder has 2 blocks"):
-            trained("class", checkpoint, tmp_path / "run", feature_layers="3")
-        with pytest.raises(BertKerasError, match="concat_last_four needs 4 blocks"):
-            trained("class", checkpoint, tmp_path / "run", feature_layers="concat_last_four")
-        with pytest.raises(BertKerasError, match="keep_head does not apply"):
-            trained("class", checkpoint, tmp_path / "run", keep_head=True)
-        with pytest.raises(BertKerasError, match="feature_cache applies only with feature_layers"):
-            finetune(
-                task_of("class", checkpoint),
-                checkpoint=checkpoint,
-                output=tmp_path / "run",
-                hparams=Hparams(seq_length=24),
-                feature_cache=tmp_path / "cache",
-            )
-        monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 0, 10))
-        with pytest.raises(BertKerasError, match="need 0.0 GB, and .* has 0.0 GB free"):
-            trained("class", checkpoint, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-    with pytest.raises(BertKerasError, match="own head, so feature_layers does not apply"):
-        finetune(
-            FillMask(),
-            checkpoint=checkpoint,
-            output=tmp_path / "masks",
-            hparams=Hparams(seq_length=24, feature_layers="last"),
-        )
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"feature_layers": "3"}, "layer 3 was asked for and the encoder has 2 blocks"),
+        ({"feature_layers": "concat_last_four"}, "concat_last_four needs 4 blocks"),
+        ({"keep_head": True}, "keep_head does not apply"),
+        ({"hparams": Hparams(seq_length=24), "feature_cache": "cache"}, "applies only with feature_layers"),
+        (
+            {"task": FillMask(), "hparams": Hparams(seq_length=24, feature_layers="last")},
+            "own head, so feature_layers does not apply",
+        ),
+        ({}, "need 0.0 GB, and .* has 0.0 GB free"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_any_work(changes, message, checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 0, 10))
+    with runs.refused(message, output=tmp_path / "run"):
+        trained("class", checkpoint, tmp_path / "run", **changes)
+
+
+def test_an_unknown_setting_of_features_is_refused(checkpoint):
     with pytest.raises(BertKerasError, match="there is no argument lstm"):
         bk.classifier(checkpoint, NAMES, feature_layers="last", lstm=3)
 
@@ -522,7 +508,7 @@ def test_a_frozen_bilstm_stays_frozen_in_its_config():
 
 def test_a_row_without_a_token_is_finite(checkpoint):
     """As a request of ready features can ask for."""
-    model = CASES["class"][0](checkpoint, **FEATURES)
+    model = bk.classifier(checkpoint, NAMES, **FEATURES)
     encoder = next(layer for layer in model._flatten_layers() if isinstance(layer, BertEncoder))
     inputs = encoder_inputs()
     pooled = keras.Model(inputs, FeatureEncoder(encoder, **FEATURES)(inputs)[POOLED_OUTPUT])

@@ -1,4 +1,4 @@
-"""The protocol: runs by learning rate and seed, resumed and refused; degenerate runs; the table; the leaderboard's files."""
+"""The protocol on GLUE: runs by learning rate and seed, resumed and refused; the table and the score; the leaderboard's files."""
 
 import json
 import shutil
@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import runs
 
+from bert_keras.io import formats
 from bert_keras.tasks.batches import predict
 from bert_keras.tasks.data.glue import ROWS
 from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.metrics import degenerate_scores
 from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.runs.run_folder import evaluate, load_run
 from bert_keras.tasks.study import grid, protocol, report
@@ -75,40 +75,28 @@ def copy_run(place, output, name, *, rate=1e-3):
 
 
 @pytest.mark.long
-def test_folders(place, done):
-    """One run directory for each learning rate and seed, as `finetune` leaves it."""
-    made = {
-        path.parent.relative_to(place / "runs").as_posix()
-        for path in (place / "runs").rglob("model.safetensors")
-    }
-    assert made == {f"{name}/lr-0.001_seed-5" for name in NAMES}
-    for path in made:
-        asked = json.loads((place / "runs" / path / "checkpoints" / "settings.json").read_text())
-        results = runs.results(place / "runs" / path)
+def test_summaries_are_those_of_the_runs(place, done):
+    """A run directory for each learning rate and seed, as `finetune` leaves it."""
+    made = {path.parent for path in (place / "runs").rglob("model.safetensors")}
+    assert made == {place / "runs" / name / "lr-0.001_seed-5" for name in NAMES}
+    mnli, stsb = done[0]
+    assert (mnli.task, stsb.task) == NAMES
+    for summary in (mnli, stsb):
+        (found,) = summary.outcomes
+        asked = json.loads((found.path / "checkpoints" / "settings.json").read_text())
+        results = runs.results(found.path)
         assert {name: asked.get(name, "best") for name in results["hparams"]} == results["hparams"]
         assert asked["seed"] == 5 and str(place) not in json.dumps(asked)
-        (found,) = (
-            one for summary in done[0] for one in summary.outcomes if one.path == place / "runs" / path
-        )
         assert results["degenerate"] == found.degenerate
-    assert (place / "runs" / "results.png").stat().st_size > 1000
-
-
-@pytest.mark.long
-def test_summaries_are_those_of_the_runs(place, done):
-    summaries, _ = done
-    assert [summary.task for summary in summaries] == list(NAMES)
-    for summary in summaries:
-        main = summary.measure
-        measured = [runs.results(one.path)["measures"][f"val_{main}"] for one in summary.outcomes]
-        assert [one.measures[main] for one in summary.outcomes] == measured
-        assert [one.place["learning_rate"] for one in summary.outcomes] == list(RATES)
-    mnli, stsb = summaries
+        assert found.place == {"learning_rate": 1e-3, "batch_size": 16, "epochs": 1, "seed": 5}
+        assert {f"val_{name}": value for name, value in found.measures.items()} == results["measures"]
     assert set(mnli.measures) == {"validation_matched", "validation_mismatched"}
     run = load_run(mnli.best.path, data=place / "glue")
     assert mnli.measures["validation_mismatched"] == evaluate(run, "validation_mismatched")
-    assert set(stsb.measures["validation"]) == {"spearman", "pearson"}  # both
-    assert runs.results(place / "runs") == glue_json(summaries) | {"failed": []}
+    assert set(stsb.measures["validation"]) == {"spearman", "pearson"}
+    stamp = formats.stamp(formats.STUDY)
+    assert runs.results(place / "runs") == stamp | glue_json(done[0]) | {"failed": []}
+    assert (place / "runs" / "results.png").stat().st_size > 1000
 
 
 @pytest.mark.long
@@ -156,15 +144,12 @@ def test_wnli_is_answered_with_its_majority_label(place, done, tmp_path):
         start(place, **settings | {"output": tmp_path / "alone", "names": ("wnli",)}, wnli="majority")
 
 
-def test_labels_are_spelled_as_the_files_do():
-    predicted = {"label": np.array([b"not_entailment", b"entailment"], object)}
+def test_answers_are_spelled_as_in_the_files():
+    labels, scores = np.array([b"not_entailment", b"entailment"], object), np.float32([-0.2, 2.34567, 5.5])
+    predicted = {"label": labels, "score": scores}
     assert protocol._written(ROWS["wnli"], predicted) == ["0", "1"]
     assert protocol._written(ROWS["rte"], predicted) == ["not_entailment", "entailment"]
-    assert protocol._written(ROWS["stsb"], {"score": np.float32([-0.2, 2.34567, 5.5])}) == [
-        "0.000",
-        "2.346",
-        "5.000",
-    ]
+    assert protocol._written(ROWS["stsb"], predicted) == ["0.000", "2.346", "5.000"]
 
 
 def test_names_of_the_leaderboards_files():
@@ -176,16 +161,6 @@ def test_names_of_the_leaderboards_files():
 
 
 # Begun again
-
-
-@pytest.mark.long
-def test_finished_runs_are_read(place, done):
-    before = runs.contents(place / "runs" / "mnli")
-    times = {path: path.stat().st_mtime_ns for path in (place / "runs" / "mnli").rglob("*")}
-    summaries, lines = start(place)
-    assert summaries == done[0] and sum("is finished already" in line for line in lines) == len(NAMES)
-    assert runs.contents(place / "runs" / "mnli") == before
-    assert times == {path: path.stat().st_mtime_ns for path in (place / "runs" / "mnli").rglob("*")}
 
 
 @pytest.mark.long
@@ -265,22 +240,14 @@ def test_other_settings_are_an_error(place, done, settings, message):
     assert runs.contents(place / "runs") == before
 
 
-def test_a_folder_that_is_not_ours_stays(place, tmp_path):
-    (tmp_path / "mnli" / "lr-0.001_seed-5").mkdir(parents=True)
-    (tmp_path / "mnli" / "lr-0.001_seed-5" / "thesis.txt").write_text("mine")
-    with pytest.raises(ValueError, match="neither empty nor a run of this grid: it holds thesis.txt"):
-        start(place, names=("mnli",), output=tmp_path)
-    assert runs.contents(tmp_path) == {"mnli/lr-0.001_seed-5/thesis.txt": b"mine"}
-
-
 def test_no_cell_is_trained_where_the_folder_of_a_later_one_cannot_be_used(tmp_path):
     trained = []
     cells = [Cell(name=name, path=tmp_path / name, train=trained.append) for name in "ab"]
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "thesis.txt").write_text("mine")
-    with pytest.raises(ValueError, match="it holds thesis.txt"):
+    with pytest.raises(ValueError, match="b is neither empty nor a run of this grid: it holds thesis.txt"):
         next(run_cells(cells, log=print))
-    assert not trained and not (tmp_path / "a").exists()
+    assert not trained and runs.contents(tmp_path) == {"b/thesis.txt": b"mine"}
 
 
 @pytest.mark.parametrize(
@@ -310,88 +277,13 @@ def test_results_of_other_tasks_are_not_replaced(place, done):
     assert runs.contents(place / "runs") == before
 
 
-@pytest.mark.parametrize(
-    ("file", "message"),
-    [
-        ("MNLI/test_mismatched", r"test_mismatched\.tsv, line 3: 1 column"),
-        ("AX/diagnostic", r"diagnostic\.tsv, line 5: 1 column"),
-    ],
-)
-def test_a_test_file_is_read_before_any_training(place, tmp_path, file, message):
+@pytest.mark.parametrize(("file", "line"), [("MNLI/test_mismatched", 3), ("AX/diagnostic", 5)])
+def test_a_test_file_is_read_before_any_training(place, tmp_path, file, line):
     shutil.copytree(place / "glue", tmp_path / "glue")
     with (tmp_path / "glue" / f"{file}.tsv").open("a") as stream:
         stream.write("good\n")
-    with runs.refused(message, output=tmp_path / "new"):
+    with runs.refused(rf"{file}\.tsv, line {line}: 1 column", output=tmp_path / "new"):
         start(place, data=tmp_path / "glue", output=tmp_path / "new", names=("mnli",))
-
-
-# Degenerate runs
-
-
-def classes(*counts):
-    """Class 0 so many times, then class 1, and so on in turn."""
-    return np.repeat(np.arange(len(counts)) % 2, counts)
-
-
-LABELS, SCORES = classes(32, 68), np.float32([1, 2, 3, 4])  # MRPC's share of the majority
-DEGENERATE = [
-    ("mrpc", classes(0, 100), LABELS, "equivalent for 100.0% of dev"),
-    ("mrpc", classes(100), LABELS, "not_equivalent for 100.0% of dev"),
-    ("cola", classes(0, 100), LABELS, "acceptable for 100.0% of dev"),
-    # Some of both, and as many right as with class 1 for all.
-    ("rte", classes(5, 27, 5, 63), LABELS, "accuracy 0.6800; predicting the majority class has 0.6800"),
-    (
-        "cola",
-        classes(8, 24, 17, 51),
-        LABELS,
-        "Matthews correlation 0.0000; predicting the majority class has 0.0000",
-    ),
-    ("rte", classes(20, 80), LABELS, None),
-    ("rte", classes(6, 26, 5, 63), LABELS, None),  # one more right than that
-    ("cola", classes(9, 23, 17, 51), LABELS, None),
-    # Nearly one class.
-    ("qqp", classes(9, 1991), classes(1000, 1000), "duplicate for 99.6% of dev"),
-    ("qqp", classes(20, 1980), classes(1000, 1000), None),
-    # Labels of one class show only that another is always predicted.
-    ("rte", classes(0, 20), classes(0, 20), None),
-    ("rte", classes(20), classes(0, 20), "entailment for 100.0% of dev"),
-    ("rte", classes(3, 1), np.array([0, 1, 1, -1]), "entailment for 100.0% of dev"),  # -1: without a label
-    ("stsb", [2.5] * 4, SCORES, "the score is always 2.5"),
-    ("stsb", [2.5, 2.51, 2.5, 2.51], SCORES, "the score is always 2.505"),
-    ("stsb", [1.0, np.nan, 2.0, 3.0], SCORES, "the score is always nan"),
-    ("stsb", [1.0, 1.5, 2.0, 1.2], SCORES, None),
-    ("stsb", [2.5, 3.5, 3.5, 2.5], SCORES, "Pearson correlation 0.0000; predicting the mean score has none"),
-]
-
-
-@pytest.mark.parametrize(("name", "given", "labels", "reason"), DEGENERATE)
-def test_degenerate(name, given, labels, reason):
-    if name == "stsb":
-        answers = {"score": np.float32(given)}
-    else:
-        answers = {"label": np.array([ROWS[name].labels[i].encode() for i in given], object)}
-        labels = labels.astype(np.int32)
-    assert TextClassification.open(name).degenerate(answers, {"label": labels}) == reason
-
-
-@pytest.mark.parametrize("scale", [1e-3, 1, 1e4])
-def test_nearly_constant_scores_are_relative_to_the_labels_range(scale):
-    """Labels from 0.001 to 0.004 are learned by scores in between; 0.01 of 1 to 4 is constant, at any scale."""
-    labels = scale * np.float32([1, 2, 3, 4])
-    assert degenerate_scores(labels, labels) is None
-    assert "always" in (degenerate_scores(labels, 2.5 * scale + labels / 300) or "")
-
-
-@pytest.mark.parametrize(("correlation", "stuck"), [(0.07, True), (-0.07, True), (0.072, False)])
-def test_nearly_no_explained_variance_is_degenerate(correlation, stuck):
-    """The mean and noise, whatever its size: 0.07 squared is less than 0.005 and 0.072 squared is more."""
-    labels = np.float32([1, 2, 3, 4])
-    along, across = (labels - 2.5) / np.sqrt(5), np.float32([1, -1, -1, 1]) / 2  # of length 1
-    scores = 2.5 + correlation * along + np.sqrt(1 - correlation**2) * across
-    why = TextClassification.open("stsb").degenerate({"score": np.float32(scores)}, {"label": labels})
-    assert why == (
-        f"Pearson correlation {correlation:.4f}; predicting the mean score has none" if stuck else None
-    )
 
 
 # Tables and scores
@@ -413,11 +305,7 @@ MRPC = [
 MNLI = Summary(
     task="mnli",
     measure="accuracy",
-    outcomes=(),
-    best=outcome(1e-5, 1, accuracy=0.8),
-    median=0.8,
-    lowest=0.8,
-    highest=0.8,
+    outcomes=(outcome(1e-5, 1, accuracy=0.8),),
     measures={"validation_matched": {"accuracy": 0.8}, "validation_mismatched": {"accuracy": 0.82}},
 )
 
@@ -425,7 +313,7 @@ MNLI = Summary(
 def test_a_degenerate_run_is_counted_and_left_out():
     summary = summarize(TextClassification.open("mrpc"), MRPC)
     assert summary.best is MRPC[1]
-    assert (summary.median, summary.lowest, summary.highest) == (0.88, 0.80, 0.90)
+    assert summary.values == [0.90, 0.80, 0.88] and summary.median == 0.88
     assert summary.score == pytest.approx(0.88)  # F1 and accuracy first
     table, stuck, _ = summary_tables([summary])
     assert table.rows == [
@@ -445,7 +333,8 @@ def test_all_degenerate():
     assert summary.best is MRPC[0] and summary.median is None
     table, stuck, _ = summary_tables([summary])
     assert table.rows[0][-2:] == ("-", "-") and len(stuck.rows) == 1
-    json.dumps(glue_json([summary]))
+    kept = json.loads(json.dumps(glue_json([summary]), allow_nan=False))["tasks"]["mrpc"]
+    assert kept["median"] is kept["lowest"] is kept["highest"] is None
 
 
 def test_glue_score():

@@ -126,24 +126,18 @@ def test_the_best_layer_is_marked(results):
         ({"pos": "missing"}, "missing"),
         ({"pos": "two"}, "line 1: 2 column.*expected 3: word, part of speech"),
         ({"chunk": "five"}, "line 1: 5 columns, expected at most 4: word, part of speech"),
+        ({"sst2": "sst2", "seq_length": 600}, "seq_length is 600 and the encoder has 48 positions"),
+        ({"sst2": "sst2", "seq_length": 2}, "seq_length"),
     ],
 )
 def test_bad_input_is_refused_before_any_work(place, tmp_path, data, message):
-    (tmp_path / "two").mkdir()
-    (tmp_path / "two" / "train.txt").write_text("good O\n")
-    (tmp_path / "five").mkdir()
-    (tmp_path / "five" / "train.txt").write_text("Filme Film NN I-NC O\n")
-    data = {name: tmp_path / path for name, path in data.items()}
+    for name, line in (("two", "good O\n"), ("five", "Filme Film NN I-NC O\n")):
+        (place / name).mkdir(exist_ok=True)
+        (place / name / "train.txt").write_text(line)
+    paths = {name: place / path for name, path in data.items() if name != "seq_length"}
+    length = {"seq_length": data["seq_length"]} if "seq_length" in data else {}
     with runs.refused(message, output=tmp_path / "new"):
-        start(place, tmp_path / "new", data)
-
-
-@pytest.mark.parametrize(
-    ("length", "message"), [(600, "seq_length is 600 and the encoder has 48 positions"), (2, "seq_length")]
-)
-def test_a_refused_length_leaves_no_folder(place, tmp_path, length, message):
-    with runs.refused(message, output=tmp_path / "new"):
-        start(place, tmp_path / "new", {"sst2": place / "sst2"}, seq_length=length)
+        start(place, tmp_path / "new", paths, **length)
 
 
 def test_a_repeated_probe_is_refused(tmp_path, capfd):

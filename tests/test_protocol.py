@@ -11,9 +11,12 @@ import pytest
 import runs
 import tensorflow as tf
 
+from bert_keras.io import formats
 from bert_keras.tasks.batches import predict
+from bert_keras.tasks.data.glue import ROWS
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams, hparams_of
+from bert_keras.tasks.metrics import degenerate_scores
 from bert_keras.tasks.options import ProtocolOptions
 from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.problems.multiple_choice import MultipleChoice
@@ -22,9 +25,8 @@ from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.runs.ensemble import load_runs
 from bert_keras.tasks.runs.run_folder import evaluate, load_run
 from bert_keras.tasks.study.grid import Cell, run_cells
-from bert_keras.tasks.study.protocol import run_protocol, summarize
+from bert_keras.tasks.study.protocol import LEARNING_RATES, check_grid, protocol_runs, run_protocol, summarize
 from bert_keras.tasks.study.report import FIGURES, paper_table, summary_tables
-from bert_keras.tasks.study.rows import LEARNING_RATES, check_grid, protocol_runs
 
 HPARAMS = Hparams(epochs=3, batch_size=16, seq_length=16, seed=5)
 
@@ -80,7 +82,7 @@ def test_every_combination_is_one_run(place, done):
 
 
 @pytest.mark.long
-def test_an_ensemble_is_measured_beside_its_members(place, done):
+def test_an_ensemble_is_measured_beside_its_members_and_keeps_their_weights(place, done):
     together = done.ensemble
     assert together.members[0] == done.best and len(together.members) == 2
     run = load_runs([one.path for one in together.members])
@@ -91,19 +93,21 @@ def test_an_ensemble_is_measured_beside_its_members(place, done):
     assert second.rows[0][:2] == ("custom", 2)
     kept = runs.results(place / "runs")["tasks"]["custom"]
     assert kept["ensemble"]["measures"] == together.measures
-
-
-@pytest.mark.long
-def test_the_ensemble_keeps_its_weights(done):
-    kept = {one.path for one in done.outcomes if (one.path / "model.safetensors").is_file()}
-    assert kept == {one.path for one in done.ensemble.members}
+    weights = {one.path for one in done.outcomes if (one.path / "model.safetensors").is_file()}
+    assert weights == {one.path for one in together.members}
 
 
 @pytest.mark.long
 def test_a_finished_protocol_trains_nothing(place, done):
+    def files():
+        found = (place / "runs" / "custom").rglob("*")
+        return {path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in found}
+
+    before = files()
     with runs.no_training():
         again, lines = start(place, place / "runs", **GRID)
     assert again == done and sum("is finished already" in line for line in lines) == 4
+    assert files() == before
 
 
 @pytest.mark.long
@@ -181,7 +185,9 @@ def test_an_ensemble_of_too_few_runs_that_learned_is_left_out(place, done, tmp_p
     assert "no ensemble of 2: 1 run(s) learned" in lines[0]
 
 
-@pytest.mark.parametrize("results", [{"measures": {"val_accuracy": 0.9}}, {"tasks": {"mrpc": {}}}])
+@pytest.mark.parametrize(
+    "results", [{"measures": {"val_accuracy": 0.9}}, formats.stamp(formats.STUDY) | {"tasks": {"mrpc": {}}}]
+)
 def test_results_of_another_run_are_not_replaced(place, tmp_path, results):
     (tmp_path / "results.json").write_text(json.dumps(results))
     with pytest.raises(ValueError, match="holds (another run|the results of mrpc).*give another folder"):
@@ -251,14 +257,24 @@ def test_refused_before_any_training(place, tmp_path, settings, message):
         start(place, tmp_path / "new", **settings)
 
 
+def refused_task(place, tmp_path, task, message):
+    with runs.refused(message, output=tmp_path / "new"):
+        run_protocol(task, checkpoint=place / "checkpoint", output=tmp_path / "new", hparams=HPARAMS)
+
+
 def test_a_split_without_labels_is_refused_before_any_training(place, tmp_path):
     class Withheld(TextClassification):
         def examples(self, split):
             return super().examples(split).map(lambda raw: raw | {"label": -tf.ones_like(raw["label"])})
 
     task = Withheld.open("sst2", runs.write_data(tmp_path / "sst2", "sst2", count=8))
-    with runs.refused("no example in the train split of sst2 has a label", output=tmp_path / "new"):
-        run_protocol(task, checkpoint=place / "checkpoint", output=tmp_path / "new", hparams=HPARAMS)
+    refused_task(place, tmp_path, task, "no example in the train split of sst2 has a label")
+
+
+def test_a_missing_second_dev_file_is_named_before_any_training(place, tmp_path):
+    data = runs.write_data(tmp_path / "MNLI", "mnli")
+    (data / "dev_mismatched.tsv").unlink()
+    refused_task(place, tmp_path, TextClassification.open("mnli", data), "dev_mismatched.tsv")
 
 
 @pytest.mark.parametrize(
@@ -274,14 +290,6 @@ def test_workers_compare_their_grids_before_a_folder_is_made(place, tmp_path, mo
     start_new = functools.partial(start, place, tmp_path / "new")
     assert runs.unlike(monkeypatch, start_new, changes) == named
     assert not (tmp_path / "new").exists()
-
-
-def test_a_missing_second_dev_file_is_named_before_any_training(place, tmp_path):
-    data = runs.write_data(tmp_path / "MNLI", "mnli")
-    (data / "dev_mismatched.tsv").unlink()
-    task = TextClassification.open("mnli", data)
-    with runs.refused("dev_mismatched.tsv", output=tmp_path / "new"):
-        run_protocol(task, checkpoint=place / "checkpoint", output=tmp_path / "new", hparams=HPARAMS)
 
 
 def test_patience_does_not_go_with_the_last_epoch():
@@ -303,76 +311,114 @@ def test_the_command(place, tmp_path, capfd):
 # Runs that did not learn
 
 
-def swag(ids):
-    return {"label": np.array(ids, np.int32)}
+def classes(*counts):
+    """Class 0 so many times, then class 1, and so on in turn."""
+    return np.repeat(np.arange(len(counts)) % 2, counts)
 
 
-def squad(answers):
-    return {
+def glue(name, given, labels, reason):
+    """A case of one of GLUE's tasks: predicted classes or scores, and labels."""
+    if name == "stsb":
+        answers = {"score": np.float32(given)}
+    else:
+        answers = {"label": np.array([ROWS[name].labels[i].encode() for i in given], object)}
+        labels = labels.astype(np.int32)
+    return TextClassification.open(name), answers, {"label": labels}, reason
+
+
+def swag(predicted, labels, reason):
+    """A case of multiple choice."""
+    return MultipleChoice(), *({"label": np.array(ids, np.int32)} for ids in (predicted, labels)), reason
+
+
+def squad(name, answers, gold, reason):
+    """A case of questions; "" is no answer."""
+    predictions = {
         "answer": np.array([answer.encode() for answer in answers], object),
         "nbest_answers": np.array([[b"x"]] * len(answers), object),
         "null_odds": np.zeros(len(answers), np.float32),
     }
+    texts = [json.dumps([answer] if answer else []).encode() for answer in gold]
+    return QuestionAnswering.open(name, None), predictions, {"answers": np.array(texts, object)}, reason
 
 
-def gold(answers):
-    """Raw questions; "" has no answer."""
-    texts = [json.dumps([answer] if answer else []).encode() for answer in answers]
-    return {"answers": np.array(texts, object)}
+def conll(predicted, tags, reason):
+    """A case of entities."""
+    rows = ({"tags": np.array([row.encode() for row in one], object)} for one in (predicted, tags))
+    return Tagging(("O", "B-PER"), scheme="IOB2"), *rows, reason
 
 
-def tags(rows):
-    return {"tags": np.array([row.encode() for row in rows], object)}
-
-
-CONLL = Tagging(("O", "B-PER"), scheme="IOB2")
-CASES = {
-    "one position": (MultipleChoice(), swag([1] * 8), swag([0, 1, 2, 3] * 2), "ending 1 for 100.0%"),
-    "no better than one position": (
-        MultipleChoice(),
-        swag([0, 0, 1, 1, 2, 3, 1, 3]),
-        swag([0, 1, 2, 3] * 2),
-        "accuracy 0.2500; predicting the majority",
+LABELS, SCORES, FOUR = classes(32, 68), np.float32([1, 2, 3, 4]), [0, 1, 2, 3]  # MRPC's share of the majority
+CASES = [
+    glue("mrpc", classes(0, 100), LABELS, "equivalent for 100.0% of dev"),
+    glue("mrpc", classes(100), LABELS, "not_equivalent for 100.0% of dev"),
+    glue("cola", classes(0, 100), LABELS, "acceptable for 100.0% of dev"),
+    # Some of both, and as many right as with class 1 for all.
+    glue("rte", classes(5, 27, 5, 63), LABELS, "accuracy 0.6800; predicting the majority class has 0.6800"),
+    glue(
+        "cola",
+        classes(8, 24, 17, 51),
+        LABELS,
+        "Matthews correlation 0.0000; predicting the majority class has 0.0000",
     ),
-    "endings": (MultipleChoice(), swag([0, 1, 2, 3] * 2), swag([0, 1, 2, 3] * 2), None),
-    "one answer": (QuestionAnswering.open("squad1.1", None), squad(["a"] * 4), gold("abcd"), "a for 100.0%"),
-    "wrong answers": (
-        QuestionAnswering.open("squad1.1", None),
-        squad("wxyz"),
-        gold("bcde"),
-        "f1 / 100 0.0000",
+    glue("rte", classes(20, 80), LABELS, None),
+    glue("rte", classes(6, 26, 5, 63), LABELS, None),  # one more right than that
+    glue("cola", classes(9, 23, 17, 51), LABELS, None),
+    # Nearly one class.
+    glue("qqp", classes(9, 1991), classes(1000, 1000), "duplicate for 99.6% of dev"),
+    glue("qqp", classes(20, 1980), classes(1000, 1000), None),
+    # Labels of one class show only that another is always predicted.
+    glue("rte", classes(0, 20), classes(0, 20), None),
+    glue("rte", classes(20), classes(0, 20), "entailment for 100.0% of dev"),
+    glue(
+        "rte", classes(3, 1), np.array([0, 1, 1, -1]), "entailment for 100.0% of dev"
+    ),  # -1: without a label
+    glue("stsb", [2.5] * 4, SCORES, "the score is always 2.5"),
+    glue("stsb", [2.5, 2.51, 2.5, 2.51], SCORES, "the score is always 2.505"),
+    glue("stsb", [1.0, np.nan, 2.0, 3.0], SCORES, "the score is always nan"),
+    glue("stsb", [1.0, 1.5, 2.0, 1.2], SCORES, None),
+    glue(
+        "stsb", [2.5, 3.5, 3.5, 2.5], SCORES, "Pearson correlation 0.0000; predicting the mean score has none"
     ),
-    "answers": (QuestionAnswering.open("squad1.1", None), squad("bxyz"), gold("bcde"), None),
-    "never an answer": (
-        QuestionAnswering.open("squad2.0", None),
-        squad([""] * 4),
-        gold(["b", "c", "", ""]),
-        "no answer for 100.0%",
+    swag([1] * 8, FOUR * 2, "ending 1 for 100.0% of dev"),
+    swag([0, 0, 1, 1, 2, 3, 1, 3], FOUR * 2, "accuracy 0.2500; predicting the majority class has 0.2500"),
+    swag([1, 0, 3, 2] * 2, FOUR * 2, "accuracy 0.0000; predicting the majority class has 0.2500"),
+    swag(FOUR * 2, FOUR * 2, None),
+    swag([1] * 8, [1] * 8, None),
+    swag([1] * 8, [2] * 8, "ending 1 for 100.0% of dev"),
+    swag([1] * 399 + [2], [1] * 399 + [2], None),
+    squad("squad1.1", "aaaa", "abcd", "a for 100.0% of dev"),
+    squad("squad1.1", "wxyz", "bcde", "f1 / 100 0.0000; no answer at all has 0.0000"),
+    squad("squad1.1", "bxyz", "bcde", None),
+    squad("squad2.0", [""] * 4, ["b", "c", "", ""], "no answer for 100.0% of dev"),
+    squad(
+        "squad2.0", ["b", "x", "", "y"], ["b", "c", "", ""], "f1 / 100 0.5000; no answer at all has 0.5000"
     ),
-    "no better than no answer": (
-        QuestionAnswering.open("squad2.0", None),
-        squad(["b", "x", "", "y"]),
-        gold(["b", "c", "", ""]),
-        "no answer at all has 0.5000",
-    ),
-    "no entity": (CONLL, tags(["O O", "O"]), tags(["B-PER O", "O"]), "f1 0.0000"),
-    "one position of all, right": (MultipleChoice(), swag([1] * 8), swag([1] * 8), None),
-    "one position of all, wrong": (MultipleChoice(), swag([1] * 8), swag([2] * 8), "ending 1 for 100.0%"),
-    "nearly all one position, right": (MultipleChoice(), swag([1] * 399 + [2]), swag([1] * 399 + [2]), None),
-    "worse than one position": (
-        MultipleChoice(),
-        swag([1, 0, 3, 2] * 2),
-        swag([0, 1, 2, 3] * 2),
-        "accuracy 0.0000; predicting the majority",
-    ),
-    "entities": (CONLL, tags(["B-PER O", "O"]), tags(["B-PER O", "O"]), None),
-}
+    conll(["O O", "O"], ["B-PER O", "O"], "f1 0.0000"),
+    conll(["B-PER O", "O"], ["B-PER O", "O"], None),
+]
 
 
-@pytest.mark.parametrize(("task", "predictions", "raw", "reason"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize(("task", "predictions", "raw", "reason"), CASES)
 def test_degenerate(task, predictions, raw, reason):
-    why = task.degenerate(predictions, raw)
-    assert (why is None) == (reason is None) and (reason or "") in (why or "")
+    assert task.degenerate(predictions, raw) == reason
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1, 1e4])
+def test_nearly_constant_scores_are_relative_to_the_labels_range(scale):
+    """Labels from 0.001 to 0.004 are learned by scores in between; 0.01 of 1 to 4 is constant, at any scale."""
+    labels = scale * SCORES
+    assert degenerate_scores(labels, labels) is None
+    assert "always" in (degenerate_scores(labels, 2.5 * scale + labels / 300) or "")
+
+
+@pytest.mark.parametrize(("correlation", "stuck"), [(0.07, True), (-0.07, True), (0.072, False)])
+def test_nearly_no_explained_variance_is_degenerate(correlation, stuck):
+    """The mean and noise, whatever its size: 0.07 squared is less than 0.005 and 0.072 squared is more."""
+    along, across = (SCORES - 2.5) / np.sqrt(5), np.float32([1, -1, -1, 1]) / 2  # of length 1
+    scores = 2.5 + correlation * along + np.sqrt(1 - correlation**2) * across
+    why = f"Pearson correlation {correlation:.4f}; predicting the mean score has none" if stuck else None
+    assert degenerate_scores(SCORES, np.float32(scores)) == why
 
 
 # The paper's figures

@@ -221,13 +221,13 @@ def _add_features(parser: argparse.ArgumentParser) -> None:
 
 def _run_features(args: argparse.Namespace) -> None:
     start()
+    from bert_keras.tasks.data.sources import numbered_lines
     from bert_keras.tasks.frozen.extract_file import extract_file
 
     slow_precision(getattr(args, "precision", None))
     total = None
     if pathlib.Path(args.input).is_file():  # else `extract_file` raises an error
-        with open(args.input, "rb") as lines:
-            total = sum(1 for _ in lines)
+        total = sum(1 for _ in numbered_lines(pathlib.Path(args.input)))
     with progress("extracting", total) as advance:
         count = extract_file(
             args.input,

@@ -61,14 +61,13 @@ def _add_ablate(parser: argparse.ArgumentParser) -> None:
 def _add_runs(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of every ablation."""
     add = parser.add_argument
-    for name, text in (
-        (
-            "--data",
-            "files of each task; missing tasks are downloaded (approaches: needed unless --tasks is given)",
-        ),
-        ("--dev-data", "file of each dev split, if --data is one file"),
-    ):
-        add(name, **PATH, **SEVERAL, default=[], metavar="TASK=PATH", help=text)
+    pairs = {**PATH, **SEVERAL, "default": [], "metavar": "TASK=PATH"}
+    add(
+        "--data",
+        **pairs,
+        help="files of each task; missing tasks are downloaded (approaches: needed unless --tasks is given)",
+    )
+    add("--dev-data", **pairs, help="file of each dev split, if --data is one file")
     add("--output", **PATH, required=True, help=OUTPUT_HELP)
     add(
         "--tasks",
@@ -117,7 +116,9 @@ def _run_ablate(args: argparse.Namespace) -> None:
         "output": args.output,
         "tasks": args.tasks,
         "strategy_name": args.strategy,
+        "verbose": "auto",
         "log": say,
+        **given_settings(args, AblationOptions),
     }
     found = (_approaches if args.ablation in APPROACHES else _pretrained)(args, how)
     from bert_keras.tasks.study.report import comparison_tables
@@ -137,7 +138,6 @@ def _pretrained(args: argparse.Namespace, how: Mapping[str, Any]) -> Any:
         tokenizer=checkpoints.load_tokenizer(args.vocab),
         changes=given_settings(args, *CLASSES),
         **how,
-        **given_settings(args, AblationOptions),
     )
 
 
@@ -149,9 +149,8 @@ def _approaches(args: argparse.Namespace, how: Mapping[str, Any]) -> Any:
         checkpoint=args.checkpoint,
         settings=given_settings(args, Hparams),
         task_options=given_settings(args, *TASK_OPTIONS),
-        verbose="auto",
         **how,
-        **given_settings(args, AblationOptions, ApproachOptions),
+        **given_settings(args, ApproachOptions),
     )
 
 

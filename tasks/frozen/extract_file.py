@@ -16,10 +16,9 @@ from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.io.files import atomic_file, sync
 from bert_keras.io.paths import did_you_mean, to_path
 from bert_keras.model.choices import is_mixed, places_of
-from bert_keras.tasks.data.sources import listing, refuse_forms
-from bert_keras.tasks.frozen.cache import Cache, writing_cache
+from bert_keras.tasks.data.sources import listing, numbered_lines, refuse_forms
+from bert_keras.tasks.frozen.cache import Cache, write_rows, writing_cache
 from bert_keras.tasks.frozen.extractor import Example, Extractor, text_units
-from bert_keras.tasks.frozen.parquet_file import write_rows
 from bert_keras.tasks.options import FeatureOptions
 from bert_keras.text.words import TEXT
 
@@ -33,7 +32,7 @@ def extract_file(
     progress: Callable[[int], None] = lambda done: None,
     **settings: Any,
 ) -> int:
-    """Writes the vectors of every word or token of a UTF-8 text, one example per line; returns the number of examples.
+    """Writes the vectors of every word or token of a UTF-8 text, gzipped or not, one example per line; returns their number.
 
     settings: fields of FeatureOptions, by name
 
@@ -57,12 +56,14 @@ def extract_file(
         precision=options.precision,
         batch_size=options.batch_size,
     )
-    with writing_cache(
-        part, extractor, lambda: _lines(source), shard_examples=shard_examples, progress=progress
-    ) as cache:
+
+    def examples() -> Iterator[Example]:
+        return ({TEXT: line.encode()} for _, line in numbered_lines(source))
+
+    with writing_cache(part, extractor, examples, shard_examples=shard_examples, progress=progress) as cache:
         made, vocabulary = part / f"made.{options.format}", units.preprocess.tokenizer.vocabulary
         with atomic_file(made) as temporary:
-            WRITERS[options.format](temporary, lambda: _spoken(cache, options.layers, vocabulary))
+            WRITERS[options.format](temporary, _records(cache, options.layers, vocabulary))
         os.replace(made, output)
         sync(output.parent)
         shutil.rmtree(part)
@@ -82,54 +83,36 @@ def _check_paths(source: pathlib.Path, output: pathlib.Path, part: pathlib.Path)
     refuse_forms(source, _TABLES, "each line is read as a text; write the texts alone, one a line")
 
 
-def _lines(path: pathlib.Path) -> Iterator[Example]:
-    """Yields a text file's lines without their ends. Raises ValueError for a line that is not UTF-8, with its number."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            text = line.removesuffix(b"\n").removesuffix(b"\r")
-            text = text.removeprefix(b"\xef\xbb\xbf") if number == 1 else text
-            try:
-                text.decode()
-            except UnicodeDecodeError as error:
-                raise BertKerasError(
-                    f"{path}, line {number}: 0x{text[error.start]:02x} is not UTF-8; save it as UTF-8."
-                ) from error
-            yield {TEXT: text}
-
-
-def _spoken(cache: Cache, layers: str, vocabulary: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _records(cache: Cache, layers: str, vocabulary: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yields each example's text, its words or tokens, their byte offsets and their vectors [N, D]."""
-    for record in cache.rows():
-        text, vectors = record[TEXT], record["vectors"]
-        if "ids" in record:
-            tokens = [vocabulary[id_] for id_ in record["ids"]]
+    for row in cache.rows():
+        text, vectors = row[TEXT], row["vectors"]
+        if "ids" in row:
+            tokens = [vocabulary[id_] for id_ in row["ids"]]
         else:
-            tokens = [
-                text[start:end].decode() for start, end in zip(record["starts"], record["ends"], strict=True)
-            ]
+            tokens = [text[start:end].decode() for start, end in zip(row["starts"], row["ends"], strict=True)]
         if is_mixed(layers):
             vectors = vectors.mean(axis=1, dtype=np.float32).astype(vectors.dtype)
         yield {
             "text": text.decode(),
             "tokens": tokens,
-            "starts": record["starts"],
-            "ends": record["ends"],
+            "starts": row["starts"],
+            "ends": row["ends"],
             "vectors": vectors.reshape(len(tokens), math.prod(vectors.shape[1:])),
         }
 
 
-Records = Callable[[], Iterator[dict[str, Any]]]
+Records = Iterator[dict[str, Any]]
 
 
 def _write_jsonl(path: pathlib.Path, records: Records) -> None:
     """One object per line; each number has the fewest digits that keep its exact value."""
     with path.open("w", encoding="utf-8") as file:
-        for record in records():
-            vectors = [[float(str(value)) for value in row] for row in record["vectors"]]
+        for record in records:
             line = record | {
                 "starts": record["starts"].tolist(),
                 "ends": record["ends"].tolist(),
-                "vectors": vectors,
+                "vectors": [[float(str(value)) for value in row] for row in record["vectors"]],
             }
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
@@ -138,8 +121,7 @@ def _write_parquet(path: pathlib.Path, records: Records) -> None:
     """One row per example."""
     import pyarrow  # slow to import, and not needed otherwise
 
-    rows = records()
-    first = next(rows)
+    first = next(records)
     number = pyarrow.from_numpy_dtype(first["vectors"].dtype)
     schema = pyarrow.schema(
         {
@@ -150,7 +132,7 @@ def _write_parquet(path: pathlib.Path, records: Records) -> None:
             "vectors": pyarrow.list_(pyarrow.list_(number)),
         }.items()
     )
-    write_rows(path, schema, itertools.chain([first], rows), value_of=list)
+    write_rows(path, schema, itertools.chain([first], records), value_of=list)
 
 
 WRITERS: dict[str, Callable[[pathlib.Path, Records], None]] = {

@@ -50,17 +50,20 @@ class Batch(NamedTuple):
     """Examples as the encoder reads them.
 
     inputs: the encoder's inputs [W, S]
-    marked: bool [W, S], True at the positions of units
-    slots: for each marked position, in order, the index of its unit among all units of the batch
-    splits: [B + 1], where the units of each example begin and end
+    units: int [W, S], the number of the unit at each position, among all units of the batch; -1 where there is none
+    splits: [B + 1], the first unit of each example, and the number of all units
     listed: further arrays by name, with a value for each unit
     """
 
     inputs: Mapping[str, np.ndarray]
-    marked: np.ndarray
-    slots: np.ndarray
+    units: np.ndarray
     splits: np.ndarray
     listed: Mapping[str, np.ndarray]
+
+
+def _numbered(marked: np.ndarray) -> np.ndarray:
+    """Numbers the True values in order: bool [W, S] -> int [W, S], -1 for False."""
+    return np.where(marked, np.cumsum(marked).reshape(marked.shape) - 1, -1)
 
 
 class Units:
@@ -85,13 +88,7 @@ class Units:
 
 
 class TextUnits(Units):
-    """Units of texts, which are read in windows that overlap. A unit has its vector from the window with the most context.
-
-    mark: the feature of the positions of units, where it is at least `least`
-    """
-
-    mark: str
-    least: int
+    """Units of texts, which are read in windows that overlap. A unit has its vector from the window with the most context."""
 
     def __init__(self, preprocess: Preprocessor, *, doc_stride: int = WindowOptions.doc_stride) -> None:
         self.preprocess, self.doc_stride = preprocess, doc_stride
@@ -101,8 +98,8 @@ class TextUnits(Units):
         """Raw [B] -> windows [W, S], and the starts, ends and ids of all units: ragged int32 [B, (N)] by name."""
         raise NotImplementedError
 
-    def slots(self, features: Mapping[str, np.ndarray], splits: np.ndarray) -> np.ndarray:
-        """`Batch.slots`."""
+    def units(self, features: Mapping[str, np.ndarray], splits: np.ndarray) -> np.ndarray:
+        """`Batch.units` of windows."""
         raise NotImplementedError
 
     def read(self, raw: Sequence[Example]) -> Batch:
@@ -113,8 +110,7 @@ class TextUnits(Units):
         found = {name: value.numpy() for name, value in features.items()}
         return Batch(
             inputs={name: found[name] for name in model_inputs(features)},
-            marked=found[self.mark] >= self.least,
-            slots=self.slots(found, splits),
+            units=self.units(found, splits),
             splits=splits,
             listed={name: value.values.numpy() for name, value in listed.items()},
         )
@@ -132,31 +128,30 @@ class TextUnits(Units):
 class Words(TextUnits):
     """A word gets the vector of its first token; a word without a token gets zeros."""
 
-    level, names, mark, least = "word", ("starts", "ends"), WORD_INDEX, 0
+    level, names = "word", ("starts", "ends")
 
     def windows(self, raw: Raw) -> tuple[Features, dict[str, tf.RaggedTensor]]:
         starts, ends = find_words(raw)
         features = self.preprocess.words(take_text(raw), starts, doc_stride=self.doc_stride)
         return features, {"starts": starts, "ends": ends}
 
-    def slots(self, features: Mapping[str, np.ndarray], splits: np.ndarray) -> np.ndarray:
-        index = features[WORD_INDEX]
-        windows, positions = np.nonzero(index >= 0)
-        return splits[features[EXAMPLE_INDEX][windows]] + index[windows, positions]
+    def units(self, features: Mapping[str, np.ndarray], splits: np.ndarray) -> np.ndarray:
+        index, first = features[WORD_INDEX], splits[features[EXAMPLE_INDEX]]
+        return np.where(index >= 0, first[:, np.newaxis] + index, -1)
 
 
 class Pieces(TextUnits):
     """Every token."""
 
-    level, names, mark, least = "piece", ("starts", "ends", "ids"), MAX_CONTEXT, 1
+    level, names = "piece", ("starts", "ends", "ids")
 
     def windows(self, raw: Raw) -> tuple[Features, dict[str, tf.RaggedTensor]]:
         ids, starts, ends = self.preprocess.tokenizer.tokenize_with_offsets(raw[TEXT])
         features = self.preprocess.windows(raw[TEXT], doc_stride=self.doc_stride)
         return features, {"starts": starts, "ends": ends, "ids": ids}
 
-    def slots(self, features: Mapping[str, np.ndarray], splits: np.ndarray) -> np.ndarray:
-        return np.arange(np.sum(features[MAX_CONTEXT]))  # each token once, in the order of the text
+    def units(self, features: Mapping[str, np.ndarray], splits: np.ndarray) -> np.ndarray:
+        return _numbered(features[MAX_CONTEXT] > 0)  # each token once, in the order of the text
 
 
 TEXT_UNITS: Mapping[str, type[TextUnits]] = {units.level: units for units in (Words, Pieces)}
@@ -191,9 +186,8 @@ class Rows(Units):
         padded = np.stack([np.pad(row, ((0, 0), (0, sizes.max() - row.shape[1]))) for row in rows])
         return Batch(
             inputs=dict(zip(ENCODER_INPUTS, padded.transpose(1, 0, 2), strict=True)),
-            marked=np.arange(sizes.max()) < sizes[:, np.newaxis],
-            slots=np.arange(sizes.sum()),
-            splits=np.concatenate([[0], np.cumsum(sizes)]),
+            units=_numbered(np.arange(sizes.max()) < sizes[:, np.newaxis]),
+            splits=np.cumsum([0, *sizes]),
             listed={},
         )
 
@@ -218,8 +212,6 @@ class Extractor:
     dtype: of the vectors, one of DTYPES
     precision: the format in which a checkpoint's encoder computes: one of bert_keras.model.choices.PRECISIONS, or a policy
     batch_size: examples that are read at once, and windows that the encoder computes at once
-
-    Raises BertKerasError for an unknown dtype.
     """
 
     source: checkpoints.Checkpoint | BertEncoder
@@ -230,15 +222,13 @@ class Extractor:
     batch_size: int = 8
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise BertKerasError(f"dtype is {self.dtype!r}; give one of {', '.join(DTYPES)}.")
         self.report: checkpoints.Report | None = None
         if isinstance(self.source, checkpoints.Checkpoint) and not self.source.tensors:
             self.source = self._new_encoder()
 
     @property
     def config(self) -> BertConfig:
-        """The encoder's."""
+        """The encoder's configuration."""
         return self.source.config
 
     def _new_encoder(self) -> BertEncoder:
@@ -313,10 +303,8 @@ class Extractor:
     def _check_finite(self, vectors: np.ndarray, raw: Example) -> None:
         finite = np.isfinite(vectors).all(axis=(0, 2))
         if not finite.all():
-            texts = (value for name, value in raw.items() if name != FEATURES)
-            text = "".join(
-                f" for {shortened(value.decode('utf-8', 'replace'))}" for value in itertools.islice(texts, 1)
-            )
+            first = next(iter(raw.values())).decode("utf-8", "replace")
+            text = "" if FEATURES in raw else f" for {shortened(first)}"
             other = f"{self.units.dtype_name} float32 or " if self.dtype == "float16" else ""
             raise BertKerasError(
                 f"a vector of layer {self.places[finite.argmin()]}{text} is infinite or NaN in {self.dtype}; "
@@ -329,13 +317,12 @@ class Extractor:
         parts = [
             self._vectors(
                 {name: value[start : start + self.batch_size] for name, value in batch.inputs.items()},
-                np.argwhere(batch.marked[start : start + self.batch_size]),
+                np.argwhere(batch.units[start : start + self.batch_size] >= 0),
             ).numpy()
-            for start in range(0, len(batch.marked), self.batch_size)
+            for start in range(0, len(batch.units), self.batch_size)
         ]
-        shape = (batch.splits[-1], len(self.places), self.config.hidden_size)
-        vectors = np.zeros(shape, self.dtype)
-        vectors[batch.slots] = np.concatenate(parts)
+        vectors = np.zeros((batch.splits[-1], len(self.places), self.config.hidden_size), self.dtype)
+        vectors[batch.units[batch.units >= 0]] = np.concatenate(parts)
         for first, last in itertools.pairwise(batch.splits):
             listed = {name: value[first:last] for name, value in batch.listed.items()}
             yield listed | {VECTORS: vectors[first:last]}

@@ -75,16 +75,6 @@ def distinct_rows(batches: Iterable[Features]) -> list[bytes]:
     return [*found]
 
 
-def _tokens(row: bytes) -> int:
-    return len(row) // (4 * len(ENCODER_INPUTS))
-
-
-def _called(lookup: Callable[[], Any], inputs: Sequence[np.ndarray]) -> np.ndarray:
-    found = lookup()
-    assert found is not None  # whoever reads the batches holds the RowVectors
-    return found(*inputs)
-
-
 class RowVectors:
     """The vectors of rows: first computed into a folder by `compute`, then read from it for batches by `attach`.
 
@@ -101,8 +91,8 @@ class RowVectors:
 
     def _bytes(self, extractor: Extractor) -> int:
         """The size of the vectors."""
-        numbers = sum(map(_tokens, self._rows)) * len(extractor.places) * self._shape[1]
-        return numbers * np.dtype(extractor.dtype).itemsize
+        tokens = sum(len(row) // (4 * len(ENCODER_INPUTS)) for row in self._rows)
+        return tokens * len(extractor.places) * self._shape[1] * np.dtype(extractor.dtype).itemsize
 
     def check_room(self, folder: pathlib.Path) -> None:
         """Raises BertKerasError if the disk of `folder` has too little room for the vectors."""
@@ -155,8 +145,14 @@ class RowVectors:
         """Features [..., S] with their "vectors" float32 [..., S, K, H], 0 in padding. In a graph, or eagerly."""
         inputs = [features[name] for name in ENCODER_INPUTS]
         # TensorFlow keeps the function until the process ends; it must not keep the vectors in memory too.
-        lookup = weakref.WeakMethod(self._lookup)
-        vectors = tf.numpy_function(lambda *given: _called(lookup, given), inputs, tf.float32, stateful=False)
+        weak = weakref.WeakMethod(self._lookup)
+
+        def lookup(*given: np.ndarray) -> np.ndarray:
+            found = weak()
+            assert found is not None  # whoever reads the batches holds the RowVectors
+            return found(*given)
+
+        vectors = tf.numpy_function(lookup, inputs, tf.float32, stateful=False)
         return {**features, VECTORS: tf.ensure_shape(vectors, [*inputs[0].shape, *self._shape])}
 
     def attached(self, batches: tf.data.Dataset) -> tf.data.Dataset:

@@ -30,9 +30,17 @@ from bert_keras.tasks.data.custom_tables import (
 )
 from bert_keras.tasks.data.glue import LABEL, ROWS, TextDataSet, check_source, is_folder, load_examples
 from bert_keras.tasks.data.sources import Source
-from bert_keras.tasks.metrics import MEASURES, degenerate_classes, degenerate_scores, one_answer
+from bert_keras.tasks.metrics import (
+    MEASURES,
+    Table,
+    degenerate_classes,
+    degenerate_scores,
+    list_errors,
+    most_confident,
+    one_answer,
+    plain,
+)
 from bert_keras.tasks.options import ClassifierOptions, ColumnOptions
-from bert_keras.tasks.report_tables import Table, list_errors, most_confident, plain
 from bert_keras.tasks.task import POOLINGS, Arrays, Features, Raw, Task, classifier_model
 from bert_keras.text.preprocessing import Preprocessor
 

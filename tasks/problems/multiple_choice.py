@@ -24,9 +24,8 @@ from bert_keras.model.heads import ChoiceHead
 from bert_keras.tasks.data.columns import class_ids
 from bert_keras.tasks.data.sources import Source, split_file
 from bert_keras.tasks.data.tables import checked_text, column_names, get_ending, read_table
-from bert_keras.tasks.metrics import accuracy, degenerate_classes
+from bert_keras.tasks.metrics import Table, accuracy, degenerate_classes, list_errors
 from bert_keras.tasks.options import TASK_DEFAULTS, ChoiceOptions
-from bert_keras.tasks.report_tables import Table, list_errors
 from bert_keras.tasks.task import Arrays, Features, Raw, Task
 from bert_keras.text.preprocessing import Preprocessor
 

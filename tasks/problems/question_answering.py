@@ -44,7 +44,16 @@ from bert_keras.tasks.data.squad import (
     make_columns,
     read_questions,
 )
-from bert_keras.tasks.metrics import answer_scores, best_threshold, no_better, one_answer
+from bert_keras.tasks.metrics import (
+    ERRORS_SHOWN,
+    Table,
+    answer_scores,
+    best_threshold,
+    most_confident,
+    no_better,
+    one_answer,
+    plain,
+)
 from bert_keras.tasks.options import TASK_DEFAULTS, SquadOptions
 from bert_keras.tasks.problems.span_decoding import (
     END_BYTE,
@@ -54,7 +63,6 @@ from bert_keras.tasks.problems.span_decoding import (
     best_spans,
     list_nbest,
 )
-from bert_keras.tasks.report_tables import ERRORS_SHOWN, Table, most_confident, plain
 from bert_keras.tasks.task import Arrays, Features, Raw, Task
 from bert_keras.text.preprocessing import Preprocessor
 

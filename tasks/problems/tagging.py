@@ -36,8 +36,8 @@ from bert_keras.tasks.data.conll import (
     load_corpus,
 )
 from bert_keras.tasks.data.sources import Source
+from bert_keras.tasks.metrics import ERRORS_SHOWN, Table, plain
 from bert_keras.tasks.options import TAGGING_DEFAULTS, TaggingOptions
-from bert_keras.tasks.report_tables import ERRORS_SHOWN, Table, plain
 from bert_keras.tasks.task import Arrays, Features, Raw, Task
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.words import TEXT, TOKENS, find_words, split_words, take_text

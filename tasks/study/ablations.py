@@ -19,6 +19,7 @@ from typing import Any
 
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
+from bert_keras.fields import checked_value
 from bert_keras.io import formats
 from bert_keras.io.folders import Folder, Layout
 from bert_keras.io.json_files import OBJECT, checked_fields, list_of, read_object
@@ -38,7 +39,7 @@ from bert_keras.tasks.pretraining.recipes import RECIPES, Recipe
 from bert_keras.tasks.study import grid
 from bert_keras.tasks.study.grid import Cell, Outcome
 from bert_keras.tasks.study.report import Comparison, compare, write_comparison
-from bert_keras.tasks.study.rows import ABLATIONS, FEATURE_LAYERS, FEATURES, SCALES, Row, Scale
+from bert_keras.tasks.study.rows import ABLATIONS, FEATURE_LAYERS, FEATURES, SCALES, Row, Scale, check_once
 from bert_keras.tasks.task import Task
 from bert_keras.tasks.training.loop import RESULTS_FILE
 from bert_keras.text.tokenizer import Tokenizer
@@ -55,10 +56,13 @@ class _Pretrained:
     """An ablation with pre-training that is ready to run.
 
     recipes: of each row's pre-training, by the row's name
-    how: arguments for every training
+    how: arguments for every training: strategy_name, verbose, log
     """
 
     output: pathlib.Path
+    documents: Iterable[Text]
+    tokenizer: Tokenizer
+    held_out: float
     scale: Scale
     rows: Sequence[Row]
     recipes: Mapping[str, Recipe]
@@ -66,25 +70,25 @@ class _Pretrained:
     restarts: int
     how: Mapping[str, Any]
 
-    def check(self, tokenizer: Tokenizer) -> None:
+    def check(self) -> None:
         """Raises BertKerasError for a row that cannot be pre-trained, or whose encoder cannot read a task's examples."""
         for recipe in self.recipes.values():
             check_replicas(recipe.hparams, strategy(self.how["strategy_name"]))
         for row, (name, task) in itertools.product(self.rows, self.tasks.items()):
-            made = self.recipes[row.name].config(vocab_size=tokenizer.vocab_size)
-            config = dataclasses.replace(made, **row.finetuned)
-            hparams = self.hparams(name, FIRST_SEED)
-            check_fits(task, config, tokenizer, hparams)
+            made = self.recipes[row.name].config(vocab_size=self.tokenizer.vocab_size)
+            config, hparams = dataclasses.replace(made, **row.finetuned), self.hparams(name, FIRST_SEED)
+            check_fits(task, config, self.tokenizer, hparams)
             check_feature_based(task, config, hparams, keep_head=False, feature_cache=None)
 
-    def fingerprint(self, tokenizer: Tokenizer) -> dict[str, Any]:
-        """Everything that decides the results, besides the text."""
+    def fingerprint(self) -> dict[str, Any]:
+        """Everything that decides the results, besides the arguments of `run_ablation` that name them."""
         return {
-            "vocabulary": tokenizer.digest,
-            "lower_case": tokenizer.lower_case,
+            "text": digest_documents(self.documents),
+            "vocabulary": self.tokenizer.digest,
+            "lower_case": self.tokenizer.lower_case,
             "strategy": self.how["strategy_name"],
             "data": {
-                name: grid.fingerprint_of_data(task, tokenizer, self.hparams(name, FIRST_SEED))
+                name: grid.fingerprint_of_data(task, self.tokenizer, self.hparams(name, FIRST_SEED))
                 for name, task in self.tasks.items()
             },
             "finetuning": dict(self.scale.finetuning),
@@ -95,15 +99,15 @@ class _Pretrained:
             "restarts": self.restarts,
         }
 
-    def cells(self, tokenizer: Tokenizer, pretraining: Callable[..., object]) -> Iterator[Cell]:
-        """All pre-trainings, then the restarts of each row on each task. Raises as `check`."""
-        self.check(tokenizer)
+    def cells(self) -> Iterator[Cell]:
+        """All pre-trainings, then the restarts of each row on each task."""
         for row in self.rows:
             if row.weights is None:
-                others = (one for one in self.rows if one.weights == row.name and one.share < 1)
-                given = {"recipe": self.recipes[row.name], "snapshots": [*map(self._snapshot, others)]}
-                train = functools.partial(pretraining, **given, **self.how)
-                yield Cell(name=f"{row.name}: pre-training", path=self._pretraining(row), train=train)
+                yield Cell(
+                    name=f"{row.name}: pre-training",
+                    path=self._pretraining(row),
+                    train=functools.partial(self._pretrain, row),
+                )
         seeds = range(FIRST_SEED, FIRST_SEED + self.restarts)
         for row, task, seed in itertools.product(self.rows, self.tasks, seeds):
             yield Cell(
@@ -111,7 +115,7 @@ class _Pretrained:
                 path=self.output / _slug(row.name) / f"{task}-{seed}",
                 task=task,
                 place={"row": row.name, "seed": seed},
-                train=functools.partial(self._train, row, task, seed),
+                train=functools.partial(self._finetune, row, task, seed),
             )
 
     def _pretraining(self, row: Row) -> pathlib.Path:
@@ -134,13 +138,33 @@ class _Pretrained:
             given |= {"data_seed": FIRST_SEED} if given.get("max_examples") is not None else {}
         return hparams_of(self.tasks[task].defaults, given)
 
-    def _train(self, row: Row, name: str, seed: int, *, output: pathlib.Path) -> None:
-        """One restart."""
+    def _pretrain(self, row: Row, *, output: pathlib.Path) -> None:
+        settings = Pretraining(
+            documents=self.documents,
+            tokenizer=self.tokenizer,
+            held_out=self.held_out,
+            recipe=self.recipes[row.name],
+            snapshots=[self._snapshot(one) for one in self.rows if one.weights == row.name and one.share < 1],
+            strategy_name=self.how["strategy_name"],
+        )
+        pretrain(settings, output, verbose=self.how["verbose"], log=self.how["log"])
+
+    def _finetune(self, row: Row, name: str, seed: int, *, output: pathlib.Path) -> None:
         source = checkpoints.read(self._weights(row))
         start = dataclasses.replace(source, config=dataclasses.replace(source.config, **row.finetuned))
         cache = output.parent / f"vectors-{name}" if name.endswith(FEATURES) else None
         how = {"hparams": self.hparams(name, seed), "feature_cache": cache, **self.how}
         finetune(self.tasks[name], checkpoint=start, output=output, **how)
+
+    def outcomes(self, cells: Sequence[Cell], *, workers: Workers) -> Iterator[Outcome]:
+        """Runs the cells. Raises BertKerasError if the loss of a pre-training diverged: other runs need its weights."""
+        for ran in grid.run_cells(cells, workers=workers, log=self.how["log"]):
+            if ran.degenerate and not ran.task:
+                workers.wait_to_end()
+                raise BertKerasError(
+                    f"{ran.path}: {ran.degenerate}; remove this folder and give a lower learning_rate."
+                )
+            yield ran
 
     def perplexities(self) -> dict[str, float | None]:
         """Row -> the perplexity of the held-out text at the end of its pre-training; None for a snapshot."""
@@ -154,10 +178,8 @@ def _slug(name: str) -> str:
 def _perplexity(file: pathlib.Path) -> float | None:
     if not file.is_file():
         return None
-    history = checked_fields(read_object(file), {"history": list_of(OBJECT)}, where=file, others=True)[
-        "history"
-    ]
-    return next((row[PERPLEXITY] for row in reversed(history) if PERPLEXITY in row), None)
+    results = checked_fields(read_object(file), {"history": list_of(OBJECT)}, where=file, others=True)
+    return next((row[PERPLEXITY] for row in reversed(results["history"]) if PERPLEXITY in row), None)
 
 
 @reports_lost_workers()
@@ -188,13 +210,17 @@ def run_ablation(
     Raises BertKerasError or MissingFileError, before any training, for an unknown name, for unreadable data, if another process
     writes to `output`, and if `output` was begun with other data or settings; later if the loss of a pre-training diverges.
     """
-    grid.check_choice(name, ABLATIONS, restarts=restarts)
-    grid.check_choice(scale, SCALES)
+    grid.check_name(name, ABLATIONS)
+    grid.check_name(scale, SCALES)
+    restarts = checked_value(AblationOptions, "restarts", restarts)
     workers, chosen, folder = Workers(strategy(strategy_name)), SCALES[scale], Folder(output, ABLATION)
     folder.check(reopen=True)
     log = workers.log(log)
     plan = _Pretrained(
         output=folder.path,
+        documents=documents,
+        tokenizer=tokenizer,
+        held_out=held_out,
         scale=chosen,
         rows=chosen.rows[name],
         tasks=_open_tasks(tasks or chosen.tasks[name], data, chosen),
@@ -202,28 +228,14 @@ def run_ablation(
         restarts=chosen.restarts if restarts is None else restarts,
         how={"strategy_name": strategy_name, "verbose": verbose, "log": log},
     )
-    asked = {"ablation": name, "scale": scale, "changes": dict(changes or {}), "held_out": held_out}
-
-    def pretraining(
-        *, output: pathlib.Path, verbose: int | str, log: Callable[[str], None], **given: Any
-    ) -> None:
-        settings = Pretraining(documents=documents, tokenizer=tokenizer, held_out=held_out, **given)
-        pretrain(settings, output, verbose=verbose, log=log)
-
-    cells = [*plan.cells(tokenizer, pretraining)]
-    fingerprint = asked | {"text": digest_documents(documents)} | plan.fingerprint(tokenizer)
+    plan.check()
+    named = {"ablation": name, "scale": scale, "changes": dict(changes or {}), "held_out": held_out}
+    cells, fingerprint = [*plan.cells()], named | plan.fingerprint()
     grid.check_same(cells, fingerprint, workers=workers)
     with workers.writing(folder.begin(fingerprint, reopen=True)):
-        outcomes = []
-        for ran in grid.run_cells(cells, workers=workers, log=log):
-            if ran.degenerate and not ran.task:  # other runs need its weights
-                workers.wait_to_end()
-                raise BertKerasError(
-                    f"{ran.path}: {ran.degenerate}; remove this folder and give a lower learning_rate."
-                )
-            outcomes.append(ran)
-        about = {"perplexities": workers.from_chief(plan.perplexities)}
-        found = compared(name, plan.rows, plan.tasks, outcomes, **about)
+        outcomes = [*plan.outcomes(cells, workers=workers)]
+        perplexities = workers.from_chief(plan.perplexities)
+        found = compared(name, plan.rows, plan.tasks, outcomes, perplexities=perplexities)
         if workers.chief:
             write_comparison(found, folder.path)
     return found
@@ -232,47 +244,9 @@ def run_ablation(
 def _open_tasks(names: Sequence[str], data: Mapping[str, Source], scale: Scale) -> dict[str, Task]:
     """Opens the tasks, by their names, which may have the suffix FEATURES."""
     plain = {name: name.removesuffix(FEATURES) for name in names}
-    grid.check_once(names)
+    check_once("tasks", names)
     grid.check_used(data, plain.values())
     return {name: grid.opened(one, data, **scale.options.get(one, {})) for name, one in plain.items()}
-
-
-def compared(
-    name: str,
-    rows: Sequence[Row],
-    tasks: Mapping[str, Task],
-    outcomes: Sequence[Outcome],
-    *,
-    perplexities: Mapping[str, float | None],
-) -> Comparison:
-    """The outcomes of an ablation with pre-training beside the paper's figures.
-
-    Pairs are in the order of the figures, where the paper has them; rows that are equal there have no pair.
-    """
-    ablation, names = ABLATIONS[name], [row.name for row in rows]
-    measures = {task: ablation.measures.get(task, one.measure) for task, one in tasks.items()}
-    pairs = []
-    for task, (better, worse) in itertools.product(tasks, ablation.pairs):
-        figures = ablation.figures.get(task)
-        if figures is not None and figures[better] == figures[worse]:
-            continue
-        if figures is not None and figures[better] < figures[worse]:
-            better, worse = worse, better
-        pairs.append((task, names[better], names[worse]))
-    return compare(
-        outcomes,
-        tasks,
-        name=name,
-        title=ablation.title,
-        measures=measures,
-        figures={
-            (row, task): value
-            for task, figures in ablation.figures.items()
-            for row, value in zip(names, figures, strict=True)
-        },
-        pairs=pairs,
-        perplexities=perplexities,
-    )
 
 
 def _recipes(rows: Sequence[Row], scale: Scale, changes: Mapping[str, Any]) -> dict[str, Recipe]:
@@ -287,12 +261,38 @@ def _recipes(rows: Sequence[Row], scale: Scale, changes: Mapping[str, Any]) -> d
 
 def _recipe(row: Row, scale: Scale, changes: Mapping[str, Any]) -> Recipe:
     settings = {**scale.pretraining, **row.settings, **changes}
-    if "phases" in changes and "seq_length" not in changes:
-        settings.pop("seq_length", None)  # the scale's length would contradict the phases
-    if "seq_length" in changes and "phases" not in changes:
-        settings.pop("phases", None)  # and so would a row's phases the length
+    # A length and phases contradict each other: the given one replaces that of the scale or the row.
+    for given, other in (("phases", "seq_length"), ("seq_length", "phases")):
+        if given in changes and other not in changes:
+            settings.pop(other, None)
     recipe = RECIPES[row.recipe].changed(**settings)
     unread = {*unread_settings(recipe)} & {*changes}  # of the objectives of other rows
     return dataclasses.replace(
         recipe, changes={name: value for name, value in recipe.changes.items() if name not in unread}
+    )
+
+
+def compared(
+    name: str,
+    rows: Sequence[Row],
+    tasks: Mapping[str, Task],
+    outcomes: Sequence[Outcome],
+    *,
+    perplexities: Mapping[str, float | None],
+) -> Comparison:
+    """The outcomes of an ablation with pre-training beside the paper's figures."""
+    ablation, names = ABLATIONS[name], [row.name for row in rows]
+    return compare(
+        outcomes,
+        tasks,
+        name=name,
+        title=ablation.title,
+        measures={task: ablation.measures.get(task, one.measure) for task, one in tasks.items()},
+        figures={
+            (row, task): value
+            for task, figures in ablation.figures.items()
+            for row, value in zip(names, figures, strict=True)
+        },
+        pairs=[(names[better], names[worse]) for better, worse in ablation.pairs],
+        perplexities=perplexities,
     )

@@ -18,6 +18,7 @@ from typing import Any
 from bert_keras import checkpoints
 from bert_keras.checkpoints.hugging_face import SAFETENSORS, TOP
 from bert_keras.errors import BertKerasError, LossDiverged, MissingFileError
+from bert_keras.io import formats
 from bert_keras.io.files import write_json
 from bert_keras.io.folders import Folder, check_equal
 from bert_keras.io.json_files import MEASURE, TEXT, checked_fields, object_of, or_null, read_object
@@ -25,11 +26,13 @@ from bert_keras.tasks.data.sources import Source, check_dev_split
 from bert_keras.tasks.devices.strategies import check_micro_batch, strategy
 from bert_keras.tasks.devices.workers import SAME_IN_ALL, Workers
 from bert_keras.tasks.finetuning.examples import check_fits, read_examples
+from bert_keras.tasks.finetuning.finetune import fingerprint_of_finetuning
 from bert_keras.tasks.frozen.row_vectors import FOLDER, check_feature_based
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.runs.run_card import CARD
 from bert_keras.tasks.runs.run_folder import DEGENERATE, FILES, check_finished, open_task
 from bert_keras.tasks.task import Task
+from bert_keras.tasks.training.fingerprint import fingerprint_of_checkpoint
 from bert_keras.tasks.training.loop import RESULTS_FILE, RUN
 from bert_keras.tasks.training.saver import CHECKPOINTS
 from bert_keras.tasks.training.task_model import free_memory
@@ -45,9 +48,9 @@ class Cell:
     """One run of a grid.
 
     name: the run's name in the log
-    task, place: the task that it trains, and what else says its place in the grid, such as its row and its seed; plain JSON
+    task, place: the task that it trains, and its place in the grid, such as its row and its seed; plain JSON
     train: (output=folder) -> trains into the folder, or resumes the unfinished run in it
-    fingerprint: of the run (`Plan.fingerprint`); None if the grid has a fingerprint of its own, which decides that of its cells
+    fingerprint: of the run (`Plan.fingerprint`); None if the grid has a fingerprint for all its cells
     """
 
     name: str
@@ -109,32 +112,6 @@ def run_cells(
         )
 
 
-def check_same(cells: Sequence[Cell], options: Mapping[str, Any], *, workers: Workers) -> None:
-    """Raises BertKerasError in all workers, with the names of what differs, unless all have the same cells and options.
-
-    Call it before the folder of the grid is made: workers that walk through other cells would answer each other's questions.
-
-    options: the settings of the grid, plain JSON by name
-    """
-    fingerprints = [cell.fingerprint or {} for cell in cells]
-    values = {
-        field: [*dict.fromkeys(json.dumps(one.get(field), sort_keys=True) for one in fingerprints)]
-        for field in dict.fromkeys(field for one in fingerprints for field in one)
-    }
-    workers.check_same({**options, **values, "runs": [cell.name for cell in cells]}, SAME_IN_ALL)
-
-
-def remove_weights(path: pathlib.Path) -> None:
-    """Removes the weights of a finished cell, and takes their names out of its results first."""
-    there = [path / name for name in WEIGHTS if (path / name).is_file()]
-    results = read_object(path / RESULTS_FILE)
-    if there and FILES in results:
-        kept = {name: digest for name, digest in results[FILES].items() if name not in WEIGHTS}
-        write_json(path / RESULTS_FILE, results | {FILES: kept})
-    for file in there:
-        file.unlink()
-
-
 def _check(cell: Cell) -> None:
     """Raises BertKerasError for a folder that the cell cannot use, or damaged files of a finished run, and changes nothing."""
     folder = Folder(cell.path, CELL)
@@ -172,14 +149,43 @@ def _run(cell: Cell, workers: Workers) -> None:
             write_json(cell.path / RESULTS_FILE, {DEGENERATE: f"{error.what} at step {error.step}"})
 
 
+def remove_weights(path: pathlib.Path) -> None:
+    """Removes the weights of a finished cell, and takes their names out of its results first."""
+    there = [path / name for name in WEIGHTS if (path / name).is_file()]
+    results = read_object(path / RESULTS_FILE)
+    if there and FILES in results:
+        kept = {name: digest for name, digest in results[FILES].items() if name not in WEIGHTS}
+        write_json(path / RESULTS_FILE, results | {FILES: kept})
+    for file in there:
+        file.unlink()
+
+
 # -----------------------------------------------------------------------------------------------------------
-# Checks of a grid's tasks, data and trainings, before any training
+# The results of a study: the last file in its folder
 
 
-def check_once(names: Sequence[str]) -> None:
-    """Raises BertKerasError unless there are tasks, each named once."""
-    if not names or len({*names}) < len(names):
-        raise BertKerasError(f"the tasks are {', '.join(names) or 'none'}; give at least one, each once.")
+def write_results(output: pathlib.Path, content: Mapping[str, Any]) -> None:
+    """Writes the results of a study, with the version of their format."""
+    write_json(output / RESULTS_FILE, {**formats.stamp(formats.STUDY), **content})
+
+
+def earlier_results(output: pathlib.Path, is_ours: Callable[[Mapping[str, Any]], bool]) -> dict[str, Any]:
+    """The results in the folder of a study, or {}. Raises BertKerasError for results of something else, to replace none."""
+    file = output / RESULTS_FILE
+    found = read_object(file) if file.is_file() else {}
+    if found and not is_ours(found):
+        raise BertKerasError(f"{output} holds another run, with its {RESULTS_FILE}; give another folder.")
+    return formats.unstamped(formats.STUDY, found, where=file) if found else {}
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Checks of a study, before any training
+
+
+def check_name(name: str, known: Iterable[str]) -> None:
+    """Raises BertKerasError for an unknown study or scale."""
+    if name not in known:
+        raise BertKerasError(f"unknown name {name!r}; give one of {', '.join(known)}.")
 
 
 def check_used(data: Iterable[str], names: Iterable[str]) -> None:
@@ -191,20 +197,19 @@ def check_used(data: Iterable[str], names: Iterable[str]) -> None:
         )
 
 
-def earlier_results(output: pathlib.Path, is_ours: Callable[[Mapping[str, Any]], bool]) -> dict[str, Any]:
-    """The results in the folder of a study, or {}. Raises BertKerasError for results of something else, to replace none."""
-    found = read_object(output / RESULTS_FILE) if (output / RESULTS_FILE).is_file() else {}
-    if found and not is_ours(found):
-        raise BertKerasError(f"{output} holds another run, with its {RESULTS_FILE}; give another folder.")
-    return found
+def check_same(cells: Sequence[Cell], options: Mapping[str, Any], *, workers: Workers) -> None:
+    """Raises BertKerasError in all workers, with the names of what differs, unless all have the same cells and options.
 
+    Call it before the folder of the grid is made: workers that walk through other cells would answer each other's questions.
 
-def check_choice(name: str, known: Mapping[str, Any], *, restarts: int | None = None) -> None:
-    """Raises BertKerasError for an unknown study or scale, and for less than one restart."""
-    if name not in known:
-        raise BertKerasError(f"unknown name {name!r}; give one of {', '.join(known)}.")
-    if restarts is not None and restarts < 1:
-        raise BertKerasError(f"restarts is {restarts}; give at least 1.")
+    options: the settings of the grid, plain JSON by name
+    """
+    fingerprints = [cell.fingerprint or {} for cell in cells]
+    values = {
+        field: [*dict.fromkeys(json.dumps(one.get(field), sort_keys=True) for one in fingerprints)]
+        for field in dict.fromkeys(field for one in fingerprints for field in one)
+    }
+    workers.check_same({**options, **values, "runs": [cell.name for cell in cells]}, SAME_IN_ALL)
 
 
 def opened(name: str, data: Mapping[str, Source], **options: Any) -> Task:
@@ -216,23 +221,6 @@ def opened(name: str, data: Mapping[str, Source], **options: Any) -> Task:
     return task
 
 
-def check_finetuning(
-    task: Task,
-    source: checkpoints.Checkpoint,
-    hparams: Hparams,
-    *,
-    strategy_name: str,
-    feature_cache: str | pathlib.Path | None = None,
-) -> None:
-    """Raises BertKerasError for a task, checkpoint and settings that `finetune` would refuse."""
-    distribution = strategy(strategy_name)
-    check_micro_batch(distribution, batch_size=hparams.batch_size, micro_batch=hparams.micro_batch)
-    if source.tensors:
-        task.check_checkpoint(source)
-    check_fits(task, source.config, checkpoints.tokenizer_of(source), hparams)
-    check_feature_based(task, source.config, hparams, keep_head=False, feature_cache=feature_cache)
-
-
 def fingerprint_of_data(task: Task, tokenizer: Tokenizer, hparams: Hparams) -> dict[str, Any]:
     """The numbers of a run's examples and their digests. It reads all of them, so call it once for all seeds of a task.
 
@@ -240,3 +228,43 @@ def fingerprint_of_data(task: Task, tokenizer: Tokenizer, hparams: Hparams) -> d
     """
     preprocess = Preprocessor(tokenizer, seq_length=hparams.seq_length)
     return read_examples(task, preprocess, hparams, None).fingerprint
+
+
+def fingerprints_of(
+    trainings: Sequence[tuple[Task, checkpoints.Checkpoint, Hparams]],
+    *,
+    strategy_name: str,
+    feature_cache: str | pathlib.Path | None = None,
+) -> list[dict[str, Any]]:
+    """The fingerprint of each fine-tuning. All examples of a task and all weights of a checkpoint are read once.
+
+    trainings: the tasks and checkpoints are few objects; all checkpoints have one tokenizer
+
+    Raises BertKerasError for a task, checkpoint and settings that `finetune` would refuse, and for a split without labels.
+    """
+    distribution, tokenizer = strategy(strategy_name), checkpoints.tokenizer_of(trainings[0][1])
+    checked = set()
+    for task, source, hparams in trainings:
+        settings = dataclasses.asdict(hparams) | dict.fromkeys(
+            ("learning_rate", "epochs", "seed")
+        )  # fit any task
+        if (key := (id(task), id(source), *settings.values())) in checked:
+            continue
+        checked.add(key)
+        check_micro_batch(distribution, batch_size=hparams.batch_size, micro_batch=hparams.micro_batch)
+        if source.tensors:
+            task.check_checkpoint(source)
+        check_fits(task, source.config, tokenizer, hparams)
+        check_feature_based(task, source.config, hparams, keep_head=False, feature_cache=feature_cache)
+    starts, data = dict[int, dict[str, Any]](), dict[int, dict[str, Any]]()
+    for task, source, hparams in trainings:
+        if id(source) not in starts:
+            starts[id(source)] = fingerprint_of_checkpoint(source, tokenizer)
+        if id(task) not in data:
+            data[id(task)] = fingerprint_of_data(task, tokenizer, hparams)
+    return [
+        fingerprint_of_finetuning(
+            task, hparams, start=starts[id(source)], examples=data[id(task)], strategy_name=strategy_name
+        )
+        for task, source, hparams in trainings
+    ]

@@ -12,6 +12,7 @@ Sources: Liu et al. 2019, "Linguistic Knowledge and Transferability of Contextua
 Rediscovers the Classical NLP Pipeline".
 """
 
+import collections
 import dataclasses
 import itertools
 import pathlib
@@ -35,10 +36,9 @@ from bert_keras.tasks.data.conll import FILES, read_corpus
 from bert_keras.tasks.data.glue import LABEL, ROWS
 from bert_keras.tasks.data.sources import check_dev_split, split_file
 from bert_keras.tasks.frozen.extractor import Extractor, Pieces, TextUnits, text_units
-from bert_keras.tasks.metrics import accuracy, entity_scores
+from bert_keras.tasks.metrics import Table, accuracy, entity_scores
 from bert_keras.tasks.options import ProbeOptions
 from bert_keras.tasks.problems.classification import TextClassification
-from bert_keras.tasks.report_tables import Table
 from bert_keras.tasks.training.fingerprint import fingerprint_of_checkpoint
 from bert_keras.text.words import TEXT, TOKENS
 
@@ -104,11 +104,8 @@ class _Probe:
 
     def baseline(self) -> float:
         """The measure of the most common training label, the mean over the restarts."""
-        common = []
-        for part in self.parts:
-            labels, counts = np.unique(_labels(part), return_counts=True)
-            common.append(np.full(len(_labels(self.dev)), labels[counts.argmax()]))
-        return statistics.fmean(map(self.measure, common))
+        most = [collections.Counter(sorted(_labels(part))).most_common(1)[0][0] for part in self.parts]
+        return statistics.fmean(self.measure(np.full(len(_labels(self.dev)), label)) for label in most)
 
     def on_layers(self, part: Sequence[Example], x: np.ndarray, y: np.ndarray) -> list[float]:
         """The measure of a probe on each layer. x, y: the vectors [N, K, H] of a part and of the dev examples."""
@@ -201,12 +198,10 @@ def run_probes(
     folder.check()
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
     probes = [_open(name, path, options) for name, path in data.items()]
-    for probe in probes:
-        _check_fits(probe, source, options)
-    fingerprint = dataclasses.asdict(options) | fingerprint_of_checkpoint(
-        source, checkpoints.tokenizer_of(source)
-    )
-    with folder.begin(fingerprint | {"probes": list(data)}):
+    for probe in probes:  # raises an error unless an example becomes features that the encoder can read
+        probe.units(source, options).read([probe.parts[0][0].raw])
+    start = fingerprint_of_checkpoint(source, checkpoints.tokenizer_of(source))
+    with folder.begin(dataclasses.asdict(options) | start | {"probes": list(data)}):
         results = [_result(probe, source, options, log=log) for probe in probes]
         draw(results, folder.path / PICTURE)
         folder.finish({one.name: dataclasses.asdict(one) for one in results})
@@ -219,11 +214,6 @@ def _open(name: str, path: str | pathlib.Path, options: ProbeOptions) -> _Probe:
     parts = _drawn(train, count=options.max_examples, parts=options.restarts, **how)
     (drawn,) = _drawn(dev, count=min(options.max_examples, len(dev)), parts=1, **how)
     return _Probe(name=name, parts=parts, dev=drawn)
-
-
-def _check_fits(probe: _Probe, source: checkpoints.Checkpoint, options: ProbeOptions) -> None:
-    """Raises BertKerasError unless an example becomes features that the encoder can read."""
-    probe.units(source, options).read([probe.parts[0][0].raw])
 
 
 def _result(
@@ -250,15 +240,15 @@ def tables(results: Sequence[Result]) -> Iterator[Table]:
     """A table for each probe: the mean and standard error of each layer, in percent."""
     for one in results:
         rows: list[tuple[Any, ...]] = []
-        for layer in range(len(one.layers[CHECKPOINT])):
-            cells = [_spelled(one.layers[weights][layer]) for weights in (CHECKPOINT, RANDOM)]
+        for layer, cells in enumerate(zip(one.layers[CHECKPOINT], one.layers[RANDOM], strict=True)):
             label = "embeddings" if layer == 0 else f"layer {layer}"
-            rows.append((f"{label}, the best" if layer == one.best() else label, *cells))
+            rows.append((f"{label}, the best" if layer == one.best() else label, *map(_percent, cells)))
         rows.append(("most common label", f"{100 * one.baseline:.1f}", ""))
         yield Table(f"{one.name}: {one.measure} on dev, percent", ("layer", CHECKPOINT, RANDOM), rows)
 
 
-def _spelled(values: Sequence[float]) -> str:
+def _percent(values: Sequence[float]) -> str:
+    """The mean, and with several values its standard error."""
     mean = f"{100 * statistics.fmean(values):.1f}"
     if len(values) < 2:
         return mean

@@ -34,77 +34,93 @@ from bert_keras.tasks.data.glue import IDX, LABEL, ROWS, TextDataSet
 from bert_keras.tasks.data.sources import check_dev_split
 from bert_keras.tasks.devices.strategies import strategy
 from bert_keras.tasks.devices.workers import Workers, reports_lost_workers
-from bert_keras.tasks.finetuning.finetune import finetune, fingerprint_of_finetuning
-from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.finetuning.finetune import finetune
+from bert_keras.tasks.hparams import FEATURE_RATE, Hparams
 from bert_keras.tasks.options import GlueOptions, ProtocolOptions
 from bert_keras.tasks.problems.classification import TextClassification, majority_label
 from bert_keras.tasks.runs.ensemble import load_runs
-from bert_keras.tasks.runs.run_folder import Run, load_run
+from bert_keras.tasks.runs.run_folder import load_run
 from bert_keras.tasks.study import grid
 from bert_keras.tasks.study.grid import Cell, Outcome
 from bert_keras.tasks.study.report import Ensemble, Summary, ranked, summaries_json, write_summaries
-from bert_keras.tasks.study.rows import (
-    MAJORITY,
-    PREDICTED_BY,
-    SCORED,
-    SUBMISSION,
-    VARIED,
-    WNLI,
-    check_grid,
-    protocol_runs,
-)
+from bert_keras.tasks.study.rows import MAJORITY, PREDICTED_BY, SCORED, SUBMISSION, WNLI, check_once
 from bert_keras.tasks.task import Task
-from bert_keras.tasks.training.fingerprint import fingerprint_of_checkpoint
+
+# Of fine-tuning (Devlin et al. 2019, sec. 4.1).
+LEARNING_RATES = (5e-5, 4e-5, 3e-5, 2e-5)
+VARIED = ("learning_rate", "batch_size", "epochs", "seed")  # the settings that a protocol varies
 
 
-def check_output(output: pathlib.Path, tasks: Sequence[str]) -> None:
-    """Raises BertKerasError if the folder has results that these tasks' results would replace."""
-    there = grid.earlier_results(output, lambda found: isinstance(found.get("tasks"), dict)).get("tasks", {})
-    if others := [name for name in there if name not in tasks]:
+def check_grid(hparams: Hparams, options: ProtocolOptions, *, defaults: Mapping[str, Any]) -> None:
+    """Raises BertKerasError for values that are given twice or not at all, and for settings that do not fit a grid.
+
+    defaults: the settings of the task's paper, whose learning rate the grid replaces
+    """
+    for name in ("learning_rates", "batch_sizes", "epoch_counts"):
+        values = getattr(options, name)
+        if values is not None and (not values or len({f"{value:g}" for value in values}) < len(values)):
+            raise BertKerasError(f"{name} is {values}; give at least one value, each once.")
+    if hparams.dev_fraction is not None:
         raise BertKerasError(
-            f"{output} holds the results of {', '.join(others)}; give another folder, or name all its tasks."
+            "dev_fraction does not apply to a protocol, because each seed would hold out other examples; give a dev split."
+        )
+    known = (Hparams(feature_layers=hparams.feature_layers).learning_rate, defaults.get("learning_rate"))
+    if options.learning_rates is None and hparams.learning_rate not in known:
+        raise BertKerasError(
+            f"learning_rate is {hparams.learning_rate:g}, and a grid has learning_rates of its own; give learning_rates=("
+            f"{hparams.learning_rate:g},) instead."
+        )
+    runs = len([*protocol_runs(hparams, options)])
+    if options.ensemble is not None and options.ensemble > runs:
+        raise BertKerasError(
+            f"the ensemble has {options.ensemble} members and the grid {runs} run(s); give fewer members or more restarts."
+        )
+
+
+def protocol_runs(hparams: Hparams, options: ProtocolOptions) -> Iterator[tuple[str, Hparams]]:
+    """The name and the settings of each run of a task, in order."""
+    rates = LEARNING_RATES if hparams.feature_layers is None else (FEATURE_RATE,)
+    for rate, batch_size, epochs, seed in itertools.product(
+        options.learning_rates or rates,
+        options.batch_sizes or (hparams.batch_size,),
+        options.epoch_counts or (hparams.epochs,),
+        range(hparams.seed, hparams.seed + options.restarts),
+    ):
+        # The task's own values have no part in the name, so that a wider grid finds the runs of a narrower one.
+        parts = [f"lr-{rate:g}"]
+        parts += [f"batch-{batch_size}"] if batch_size != hparams.batch_size else []
+        parts += [f"epochs-{epochs}"] if epochs != hparams.epochs else []
+        yield (
+            "_".join([*parts, f"seed-{seed}"]),
+            dataclasses.replace(hparams, learning_rate=rate, batch_size=batch_size, epochs=epochs, seed=seed),
         )
 
 
 def _cells(
     tasks: Mapping[str, Task],
     source: checkpoints.Checkpoint,
-    *,
     output: pathlib.Path,
     hparams: Hparams,
+    *,
     options: ProtocolOptions,
-    **how: Any,
+    how: Mapping[str, Any],
 ) -> Iterator[Cell]:
-    """The runs of every task, in order. Raises BertKerasError for a run that `finetune` would refuse.
-
-    how: arguments of `finetune`
-    """
-    tokenizer, settled = checkpoints.tokenizer_of(source), [*protocol_runs(hparams, options)]
+    """The runs of every task, in order. Raises BertKerasError for a run that `finetune` would refuse."""
+    runs = [*protocol_runs(hparams, options)]
+    trainings = [(task, source, one) for task in tasks.values() for _, one in runs]
     checked = {name: how[name] for name in ("strategy_name", "feature_cache")}
-    # Rates, epochs and seeds fit any task.
-    for task, settings in itertools.product(
-        tasks.values(), {one.batch_size: one for _, one in settled}.values()
-    ):
-        grid.check_finetuning(task, source, settings, **checked)
-    start = fingerprint_of_checkpoint(source, tokenizer)
-    for name, task in tasks.items():
-        about: dict[str, Any] = {
-            "start": start,
-            "examples": grid.fingerprint_of_data(task, tokenizer, hparams),
-        }
-        for folder, settings in settled:
-            varied = f", batch size {settings.batch_size}" if options.batch_sizes else ""
-            varied += f", {settings.epochs} epochs" if options.epoch_counts else ""
-            yield Cell(
-                name=f"{name}: learning rate {settings.learning_rate:g}{varied}, seed {settings.seed}",
-                path=output / name / folder,
-                task=name,
-                place={field: getattr(settings, field) for field in VARIED},
-                fingerprint=fingerprint_of_finetuning(
-                    task, settings, strategy_name=how["strategy_name"], **about
-                ),
-                train=functools.partial(finetune, task, checkpoint=source, hparams=settings, **how),
-            )
+    fingerprints = iter(grid.fingerprints_of(trainings, **checked))
+    for name, (folder, one) in itertools.product(tasks, runs):
+        varied = f", batch size {one.batch_size}" if options.batch_sizes else ""
+        varied += f", {one.epochs} epochs" if options.epoch_counts else ""
+        yield Cell(
+            name=f"{name}: learning rate {one.learning_rate:g}{varied}, seed {one.seed}",
+            path=output / name / folder,
+            task=name,
+            place={field: getattr(one, field) for field in VARIED},
+            fingerprint=next(fingerprints),
+            train=functools.partial(finetune, tasks[name], checkpoint=source, hparams=one, **how),
+        )
 
 
 def _run(
@@ -115,23 +131,21 @@ def _run(
     hparams: Hparams,
     options: ProtocolOptions,
     finish: Callable[[list[Summary], list[str]], Mapping[str, Any]],
-    log: Callable[[str], None],
-    **how: Any,
+    how: dict[str, Any],
 ) -> list[Summary]:
     """Trains the runs of every task that have not finished, then writes the results; returns the summaries.
 
     tasks: by name, the folder in `output`
     finish: the summaries, and the tasks whose loss always diverged -> the content of results.json; the chief calls it
-    how: strategy_name, feature_cache and verbose of `finetune`
+    how: strategy_name, feature_cache, verbose and log of `finetune`
 
     Raises BertKerasError, before a folder is made, for a run that `finetune` would refuse, and in all workers unless all have the
     same runs and options.
     """
     workers = Workers(strategy(how["strategy_name"]))
-    log = workers.log(log)
+    log = workers.log(how["log"])
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
-    how |= {"output": output, "hparams": hparams, "options": options, "log": log}
-    cells = [*_cells(tasks, source, **how)]
+    cells = [*_cells(tasks, source, output, hparams, options=options, how=how | {"log": log})]
     grid.check_same(cells, {"tasks": [*tasks], **dataclasses.asdict(options)}, workers=workers)
     found: dict[str, list[Outcome]] = {name: [] for name in tasks}
     with workers.writing(locked(output)):
@@ -155,6 +169,15 @@ def _run(
     if lost:
         log(f"{why}; the results leave it out; give lower learning rates")
     return summaries
+
+
+def check_output(output: pathlib.Path, tasks: Sequence[str]) -> None:
+    """Raises BertKerasError if the folder has results that these tasks' results would replace."""
+    there = grid.earlier_results(output, lambda found: isinstance(found.get("tasks"), dict)).get("tasks", {})
+    if others := [name for name in there if name not in tasks]:
+        raise BertKerasError(
+            f"{output} holds the results of {', '.join(others)}; give another folder, or name all its tasks."
+        )
 
 
 def _remove_weights(outcomes: Sequence[Outcome], measure: str, *, keep: int) -> None:
@@ -207,10 +230,7 @@ def run_protocol(
         hparams=hparams,
         options=chosen,
         finish=lambda summaries, lost: summaries_json(summaries),
-        strategy_name=strategy_name,
-        feature_cache=feature_cache,
-        verbose=verbose,
-        log=log,
+        how={"strategy_name": strategy_name, "feature_cache": feature_cache, "verbose": verbose, "log": log},
     )
     return summary
 
@@ -236,60 +256,40 @@ def summarize(
     workers: Workers | None = None,
     log: Callable[[str], None] = print,
 ) -> Summary:
-    """Best, median and spread; the chief also evaluates the best run on the other validation splits, and the ensemble.
+    """The summary of a task; the chief evaluates the best run on the other validation splits, and the ensemble.
 
     outcomes: at least one has a measure
+    ensemble: the number of members; with fewer runs that learned, there is no ensemble, and a line says so
     """
     workers = workers or Workers()
-    best = ranked(outcomes, measure=task.measure)
-    values = [outcome.measures[task.measure] for outcome in outcomes if outcome.degenerate is None]
-    measures = {task.validation_splits[0]: best[0].measures}
-    measures |= workers.from_chief(lambda: _on_other_splits(task, best[0]))
+    best, (first, *others) = ranked(outcomes, measure=task.measure), task.validation_splits
+    measures = {first: best[0].measures} | workers.from_chief(lambda: _measures(task, best[:1], others))
+    together = None
+    if ensemble is not None:
+        members = tuple(outcome for outcome in best if outcome.degenerate is None)[:ensemble]
+        if len(members) == ensemble:
+            found = workers.from_chief(lambda: _measures(task, members, [first]))
+            together = Ensemble(members=members, measures=found[first])
+        else:
+            log(
+                f"{task.name} has no ensemble of {ensemble}: {len(members)} run(s) learned; give fewer members or more restarts"
+            )
     return Summary(
-        task=task.name,
-        measure=task.measure,
-        outcomes=tuple(outcomes),
-        best=best[0],
-        median=statistics.median(values) if values else None,
-        lowest=min(values, default=None),
-        highest=max(values, default=None),
-        measures=measures,
-        ensemble=None if ensemble is None else _ensemble(task, best, ensemble, workers=workers, log=log),
+        task=task.name, measure=task.measure, outcomes=tuple(outcomes), measures=measures, ensemble=together
     )
 
 
-def _on_other_splits(task: Task, best: Outcome) -> dict[str, dict[str, float]]:
-    """The measures of the best run on the validation splits after the first, by split."""
-    others = task.validation_splits[1:]
-    if not others:
+def _measures(task: Task, runs: Sequence[Outcome], splits: Sequence[str]) -> dict[str, dict[str, float]]:
+    """The measures of a run, or of several as an ensemble, by split of the task."""
+    if not splits:
         return {}
-    run = load_run(best.path)
-    return {split: _measures(run, task, split) for split in others}
-
-
-def _measures(run: Run, task: Task, split: str) -> dict[str, float]:
-    """The measures of a run on a split of the task."""
-    predictions, raw = predict(run.task, run.preprocess, run.model, task.examples(split))
-    return {name: float(value) for name, value in run.task.evaluate(predictions, raw)}
-
-
-def _ensemble(
-    task: Task, best: Sequence[Outcome], size: int, *, workers: Workers, log: Callable[[str], None]
-) -> Ensemble | None:
-    """The ensemble of the best runs; None, with a line that says so, if fewer learned."""
-    members = tuple(outcome for outcome in best if outcome.degenerate is None)[:size]
-    if len(members) < size:
-        log(
-            f"{task.name} has no ensemble of {size}: {len(members)} run(s) learned; give fewer members or more restarts"
-        )
-        return None
-
-    def measures() -> dict[str, float]:
-        for member in members:
-            _check_has_weights(member)
-        return _measures(load_runs([member.path for member in members]), task, task.validation_splits[0])
-
-    return Ensemble(members=members, measures=workers.from_chief(measures))
+    for one in runs:
+        _check_has_weights(one)
+    run, found = load_runs([one.path for one in runs]), {}
+    for split in splits:
+        predictions, raw = predict(run.task, run.preprocess, run.model, task.examples(split))
+        found[split] = {name: float(value) for name, value in run.task.evaluate(predictions, raw)}
+    return found
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -341,10 +341,7 @@ def run_glue(
         hparams=hparams,
         options=chosen,
         finish=finish,
-        strategy_name=strategy_name,
-        feature_cache=None,
-        verbose=verbose,
-        log=log,
+        how={"strategy_name": strategy_name, "feature_cache": None, "verbose": verbose, "log": log},
     )
 
 
@@ -353,7 +350,7 @@ def _check_names(names: Sequence[str], *, wnli: str) -> None:
         raise BertKerasError(
             f"unknown task {', '.join(unknown)}; the tasks to train on are {', '.join(SCORED)}."
         )
-    grid.check_once(names)
+    check_once("tasks", names)
     if wnli == MAJORITY and WNLI not in names:
         raise BertKerasError(
             f"wnli is {MAJORITY!r}, and wnli is not among the tasks {', '.join(names)}; name it too, or leave wnli out."
@@ -415,28 +412,26 @@ def submit(
             continue
         if name in majority:
             raw = next(examples.batch(cardinality(examples)).as_numpy_iterator())
-            predictions: Mapping[str, np.ndarray] = {
-                LABEL: np.full(len(raw[IDX]), majority[name].encode(), object)
-            }
+            label = majority[name].encode()
+            predictions: Mapping[str, np.ndarray] = {LABEL: np.full(len(raw[IDX]), label, object)}
         else:
-            chosen = best[PREDICTED_BY.get(name, name)]
-            run = load_run(chosen.path)
+            run = load_run(best[PREDICTED_BY.get(name, name)].path)
             predictions, raw = predict(task, run.preprocess, run.model, examples)
-        file = output / "submission" / f"{title}.tsv"
-        file.parent.mkdir(exist_ok=True)
         answers = zip(raw[IDX].tolist(), _written(ROWS[name], predictions), strict=True)
-        lines = [f"{idx}\t{text}\n" for idx, text in sorted(answers, key=lambda pair: pair[0])]
-        with atomic_file(file) as temporary:
-            temporary.write_text("".join(["index\tprediction\n", *lines]), encoding="utf-8")
-        files.append(file)
+        lines = [
+            "index\tprediction\n",
+            *(f"{idx}\t{text}\n" for idx, text in sorted(answers, key=lambda one: one[0])),
+        ]
+        files.append(output / "submission" / f"{title}.tsv")
+        files[-1].parent.mkdir(exist_ok=True)
+        with atomic_file(files[-1]) as temporary:
+            temporary.write_text("".join(lines), encoding="utf-8")
     if files:
-        with (
-            atomic_file(output / "submission.zip") as temporary,
-            zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive,
-        ):
+        archive = output / "submission.zip"
+        with atomic_file(archive) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as made:
             for file in files:
-                archive.write(file, file.name)
-        log(f"{len(files)} of the leaderboard's {len(SUBMISSION)} files are in {output / 'submission.zip'}")
+                made.write(file, file.name)
+        log(f"{len(files)} of the leaderboard's {len(SUBMISSION)} files are in {archive}")
     return files
 
 

@@ -13,13 +13,10 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bert_keras.io.files import write_json
 from bert_keras.model.choices import LAYERS
-from bert_keras.tasks.metrics import Ordering, in_percent, ordering
-from bert_keras.tasks.report_tables import Table
-from bert_keras.tasks.study.grid import Outcome
+from bert_keras.tasks.metrics import Ordering, Table, in_percent, ordering
+from bert_keras.tasks.study.grid import Outcome, write_results
 from bert_keras.tasks.task import Task
-from bert_keras.tasks.training.loop import RESULTS_FILE
 
 PICTURE = "results.png"
 ADVICE = "more epochs, --bias-correction, a lower learning rate or more restarts help"
@@ -92,8 +89,7 @@ class Summary:
     """All runs of one task; the place of each has its learning_rate, batch_size, epochs and seed.
 
     measure: the name of the main measure
-    best: the run with the highest main measure, among runs that are not degenerate if there are any
-    median, lowest, highest: of the main measure over runs that are not degenerate; None if all are degenerate
+    outcomes: in the order of the grid; at least one has a measure
     measures: of the best run, for every validation split
     ensemble: of the best runs, if it was asked for
     """
@@ -101,12 +97,27 @@ class Summary:
     task: str
     measure: str
     outcomes: tuple[Outcome, ...]
-    best: Outcome
-    median: float | None
-    lowest: float | None
-    highest: float | None
     measures: Mapping[str, Mapping[str, float]]
     ensemble: Ensemble | None = None
+
+    @property
+    def best(self) -> Outcome:
+        """The run with the highest main measure, among runs that are not degenerate if there are any."""
+        return ranked(self.outcomes, measure=self.measure)[0]
+
+    @property
+    def degenerate(self) -> list[Outcome]:
+        return [outcome for outcome in self.outcomes if outcome.degenerate is not None]
+
+    @property
+    def values(self) -> list[float]:
+        """The main measure of each run that is not degenerate."""
+        return [one.measures[self.measure] for one in self.outcomes if one.degenerate is None]
+
+    @property
+    def median(self) -> float | None:
+        """The median of `values`; None without values."""
+        return statistics.median(self.values) if self.values else None
 
     @property
     def score(self) -> float:
@@ -130,8 +141,8 @@ def summaries_json(summaries: Sequence[Summary]) -> dict[str, Any]:
             "best": dict(summary.best.place),
             "measures": summary.measures,
             "median": summary.median,
-            "lowest": summary.lowest,
-            "highest": summary.highest,
+            "lowest": min(summary.values, default=None),
+            "highest": max(summary.values, default=None),
             "ensemble": together
             and {"runs": [str(one.path) for one in together.members], "measures": dict(together.measures)},
             "runs": [
@@ -143,7 +154,7 @@ def summaries_json(summaries: Sequence[Summary]) -> dict[str, Any]:
                 }
                 for one in summary.outcomes
             ],
-            "degenerate": sum(outcome.degenerate is not None for outcome in summary.outcomes),
+            "degenerate": len(summary.degenerate),
         }
     return {"tasks": tasks}
 
@@ -153,17 +164,18 @@ def summary_tables(summaries: Sequence[Summary], *, title: str = "protocol") -> 
     label, heading = _labels([outcome for summary in summaries for outcome in summary.outcomes])
     rows, stuck, together = [], [], []
     for summary in summaries:
-        bad = [outcome for outcome in summary.outcomes if outcome.degenerate is not None]
-        best = ", ".join(_measures(values) for values in summary.measures.values())
-        spread = "-" if summary.median is None else f"{summary.lowest:.4f} - {summary.highest:.4f}"
-        median = "-" if summary.median is None else f"{summary.measure} {summary.median:.4f}"
-        counts = (summary.task, len(summary.outcomes), len(bad))
+        best = ", ".join(_listed(values) for values in summary.measures.values())
+        median, spread = "-", "-"
+        if summary.values:
+            median = f"{summary.measure} {summary.median:.4f}"
+            spread = f"{min(summary.values):.4f} - {max(summary.values):.4f}"
+        counts = (summary.task, len(summary.outcomes), len(summary.degenerate))
         rows.append((*counts, best, label(summary.best), median, spread))
-        stuck += [(summary.task, label(one), one.degenerate) for one in bad]
+        stuck += [(summary.task, label(one), one.degenerate) for one in summary.degenerate]
         if summary.ensemble is not None:
             alone = [member.measures[summary.measure] for member in summary.ensemble.members]
             members = f"{summary.measure} {statistics.fmean(alone):.4f}, best {max(alone):.4f}"
-            together.append((summary.task, len(alone), _measures(summary.ensemble.measures), members))
+            together.append((summary.task, len(alone), _listed(summary.ensemble.measures), members))
     columns = ("task", "runs", "degenerate", "best on dev", heading, "median", "spread")
     made = [Table(f"{title}; median and spread leave out degenerate runs", columns, rows)]
     if together:
@@ -175,24 +187,22 @@ def summary_tables(summaries: Sequence[Summary], *, title: str = "protocol") -> 
     return [*made, paper] if paper else made
 
 
-def _measures(measures: Mapping[str, float]) -> str:
+def _listed(measures: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.4f}" for name, value in measures.items())
 
 
 def _labels(outcomes: Sequence[Outcome]) -> tuple[Callable[[Outcome], str], str]:
     """Outcome -> the settings that vary in the grid as text, and their names; always the rate and the seed."""
     names = {"learning_rate": "rate", "batch_size": "batch", "epochs": "epochs", "seed": "seed"}
-    varied = [
-        name
-        for name in names
-        if name in ("learning_rate", "seed") or len({outcome.place[name] for outcome in outcomes}) > 1
-    ]
+    for name in ("batch_size", "epochs"):
+        if len({outcome.place[name] for outcome in outcomes}) < 2:
+            del names[name]
 
     def label(outcome: Outcome) -> str:
-        values = (outcome.place[name] for name in varied)
+        values = (outcome.place[name] for name in names)
         return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
 
-    return label, ", ".join(names[name] for name in varied)
+    return label, ", ".join(names.values())
 
 
 def write_summaries(summaries: Sequence[Summary], output: pathlib.Path, content: Mapping[str, Any]) -> None:
@@ -203,10 +213,10 @@ def write_summaries(summaries: Sequence[Summary], output: pathlib.Path, content:
         for one in summary.outcomes:
             dots = rows.setdefault(one.path.name.rpartition("_seed-")[0], [])
             if one.measures:
-                best = one is summary.best
-                dots.append(Dot(one.measures[summary.measure], one.degenerate is not None, best))
+                stuck, best = one.degenerate is not None, one is summary.best
+                dots.append(Dot(one.measures[summary.measure], stuck, best))
     draw(panels, output / PICTURE, label="dev")
-    write_json(output / RESULTS_FILE, content)
+    write_results(output, content)
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -231,7 +241,7 @@ class Comparison:
     failed: run -> the reason why it diverged or is degenerate; degenerate runs have a measure
     figures: row and task -> the paper's measure
     pairs: task, better row and worse row, as the paper has them
-    baselines: the measure of the most common answer in percent, by task; None for an ablation with pre-training
+    baselines: the measure of the most common answer in percent, by task; None with pre-training
     perplexities: row -> of its pre-training, on the held-out text; None for a snapshot
     """
 
@@ -254,23 +264,37 @@ class Comparison:
         ]
 
 
-def compare(outcomes: Iterable[Outcome], tasks: Mapping[str, Task], **about: Any) -> Comparison:
+def compare(
+    outcomes: Iterable[Outcome], tasks: Mapping[str, Task], *, pairs: Sequence[tuple[str, str]], **about: Any
+) -> Comparison:
     """The comparison of finished runs.
 
     outcomes: the place of each has its row and its seed; runs without a task are left out
+    pairs: rows to compare on each task, in the order of the figures where the paper has them, and left out where those are equal;
+        else the better row is the first
     about: the other fields of Comparison
     """
+    measures, figures = about["measures"], about["figures"]
     values, failed = dict[str, dict[str, list[float]]](), {}
     for one in outcomes:
         if not one.task:
             continue
-        row, measure = one.place["row"], about["measures"][one.task]
+        row = one.place["row"]
         of_row = values.setdefault(row, {task: [] for task in tasks})
         if one.degenerate is not None:
             failed[f"{one.task}, {row}, seed {one.place['seed']}"] = one.degenerate
         if one.measures:
-            of_row[one.task].append(in_percent(one.measures[measure], kind=tasks[one.task].kind))
-    return Comparison(values=values, failed=failed, **about)
+            measure = one.measures[measures[one.task]]
+            of_row[one.task].append(in_percent(measure, kind=tasks[one.task].kind))
+    ordered = []
+    for task, (better, worse) in itertools.product(tasks, pairs):
+        first, second = (figures.get((row, task)) for row in (better, worse))
+        known = first is not None and second is not None
+        if not known or first > second:
+            ordered.append((task, better, worse))
+        elif first < second:
+            ordered.append((task, worse, better))
+    return Comparison(values=values, failed=failed, pairs=ordered, **about)
 
 
 def comparison_json(found: Comparison) -> dict[str, Any]:
@@ -310,17 +334,7 @@ def comparison_tables(found: Comparison) -> list[Table]:
         made = [Table(title, ("task", *names), [(name, *cells) for name, cells in columns.items()])]
     else:
         made = [Table(title, ("row", *columns), [*zip(names, *columns.values(), strict=True)])]
-    made.append(_orderings_table(found.orderings()))
-    if found.failed:
-        why = "runs that failed to learn; the means have them, unless their loss diverged"
-        made.append(Table(why, ("run", "why"), [*found.failed.items()]))
-    return made
-
-
-def _orderings_table(orderings: Iterable[Compared]) -> Table:
-    """A line for each pair."""
-    columns = ("task", "expected order", "difference", "standard error", "here")
-    rows = [
+    orderings = [
         (
             one.task,
             f"{one.better} over {one.worse}",
@@ -328,9 +342,14 @@ def _orderings_table(orderings: Iterable[Compared]) -> Table:
             f"{one.found.error:.2f}",
             one.found.verdict,
         )
-        for one in orderings
+        for one in found.orderings()
     ]
-    return Table("orderings; they hold or fail at the 5 % level (Welch's t-test)", columns, rows)
+    heads = ("task", "expected order", "difference", "standard error", "here")
+    made.append(Table("orderings; they hold or fail at the 5 % level (Welch's t-test)", heads, orderings))
+    if found.failed:
+        why = "runs that failed to learn; the means have them, unless their loss diverged"
+        made.append(Table(why, ("run", "why"), [*found.failed.items()]))
+    return made
 
 
 def _spread(values: Sequence[float], figure: float | None) -> str:
@@ -350,7 +369,7 @@ def write_comparison(found: Comparison, output: pathlib.Path) -> None:
     }
     baselines = found.baselines and {titles[task]: value for task, value in found.baselines.items()}
     draw(panels, output / PICTURE, label="dev, %", baselines=baselines)
-    write_json(output / RESULTS_FILE, comparison_json(found))
+    write_results(output, comparison_json(found))
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -371,42 +390,37 @@ class Figure(NamedTuple):
     value: float
 
 
-_GLUE = ("mnli", "mnli", "qqp", "qnli", "sst2", "cola", "stsb", "mrpc", "rte")
-_GLUE_SPLITS = ("test matched", "test mismatched", *["test"] * 7)
-_GLUE_MEASURES = "accuracy accuracy f1 accuracy accuracy matthews spearman f1 accuracy".split()
-_GLUE_VALUES = {
+_GLUE = {
     "base": (84.6, 83.4, 71.2, 90.5, 93.5, 52.1, 85.8, 88.9, 66.4),
     "large": (86.7, 85.9, 72.1, 92.7, 94.9, 60.5, 86.5, 89.3, 70.1),
 }
-# Model, split: exact match and F1.
-_SQUAD1 = {
-    ("base", "dev"): (80.8, 88.5),
-    ("large", "dev"): (84.1, 90.9),
-    ("large, ensemble", "dev"): (85.8, 91.8),
-    ("large, TriviaQA first", "dev"): (84.2, 91.1),
-    ("large, TriviaQA first", "test"): (85.1, 91.8),
-    ("large, ensemble, TriviaQA first", "dev"): (86.2, 92.2),
-    ("large, ensemble, TriviaQA first", "test"): (87.4, 93.2),
+_GLUE_TASKS = ("mnli", "mnli", "qqp", "qnli", "sst2", "cola", "stsb", "mrpc", "rte")
+_GLUE_SPLITS = ("test matched", "test mismatched", *["test"] * 7)
+_GLUE_MEASURES = "accuracy accuracy f1 accuracy accuracy matthews spearman f1 accuracy".split()
+_GLUE_COLUMNS = [*zip(_GLUE_TASKS, _GLUE_SPLITS, _GLUE_MEASURES, strict=True)]
+# Task, table, model, split: exact match and F1.
+_SQUAD = {
+    ("squad1.1", 2, "base", "dev"): (80.8, 88.5),
+    ("squad1.1", 2, "large", "dev"): (84.1, 90.9),
+    ("squad1.1", 2, "large, ensemble", "dev"): (85.8, 91.8),
+    ("squad1.1", 2, "large, TriviaQA first", "dev"): (84.2, 91.1),
+    ("squad1.1", 2, "large, TriviaQA first", "test"): (85.1, 91.8),
+    ("squad1.1", 2, "large, ensemble, TriviaQA first", "dev"): (86.2, 92.2),
+    ("squad1.1", 2, "large, ensemble, TriviaQA first", "test"): (87.4, 93.2),
+    ("squad2.0", 3, "large", "dev"): (78.7, 81.9),
+    ("squad2.0", 3, "large", "test"): (80.0, 83.1),
 }
-_SQUAD2 = {("large", "dev"): (78.7, 81.9), ("large", "test"): (80.0, 83.1)}
-
-
-def _squad(task: str, table: int, values: dict[tuple[str, str], tuple[float, float]]) -> list[Figure]:
-    return [
-        Figure(task, table, model, split, measure, value)
-        for (model, split), pair in values.items()
-        for measure, value in zip(("exact_match", "f1"), pair, strict=True)
-    ]
-
-
-FIGURES: tuple[Figure, ...] = (
+FIGURES = (
     *(
         Figure(task, 1, model, split, measure, value)
-        for model, values in _GLUE_VALUES.items()
-        for task, split, measure, value in zip(_GLUE, _GLUE_SPLITS, _GLUE_MEASURES, values, strict=True)
+        for model, values in _GLUE.items()
+        for (task, split, measure), value in zip(_GLUE_COLUMNS, values, strict=True)
     ),
-    *_squad("squad1.1", 2, _SQUAD1),
-    *_squad("squad2.0", 3, _SQUAD2),
+    *(
+        Figure(*place, measure, value)
+        for place, values in _SQUAD.items()
+        for measure, value in zip(("exact_match", "f1"), values, strict=True)
+    ),
     Figure("swag", 4, "base", "dev", "accuracy", 81.6),
     Figure("swag", 4, "large", "dev", "accuracy", 86.6),
     Figure("swag", 4, "large", "test", "accuracy", 86.3),
@@ -421,22 +435,13 @@ FIGURES: tuple[Figure, ...] = (
 )
 
 
-def figure_of(task: str, measure: str, *, features: str | None = None) -> float | None:
-    """BERT base's measure in percent; on dev where the paper has it, else on test (GLUE). None where it has none.
-
-    features: a row of LAYERS in place of fine-tuning
-    """
-    model = "base" if features is None else f"base, features: {features}"
-    found = [one for one in FIGURES if (one.task, one.model, one.measure) == (task, model, measure)]
-    return min(found, key=lambda one: one.split != "dev").value if found else None
-
-
 def paper_table(tasks: Sequence[str]) -> Table | None:
     """The paper's results for these tasks as a table; None if it has none."""
     rows = [
         (one.task, f"BERT {one.model}", one.split, one.measure, f"{one.value:.1f}", f"Table {one.table}")
-        for one in sorted(FIGURES, key=lambda one: [*tasks].index(one.task) if one.task in tasks else -1)
-        if one.task in tasks
+        for task in tasks
+        for one in FIGURES
+        if one.task == task
     ]
     columns = ("task", "model", "split", "measure", "percent", "source")
     return Table("the paper's own results, on all data", columns, rows) if rows else None

@@ -1,19 +1,26 @@
-"""The rows of the studies: pre-trainings with their scales, approaches to one checkpoint, and the settings of a protocol.
+"""The rows of the studies: pre-trainings with their scales, approaches to one checkpoint, and GLUE's tasks.
 
 Sources: Devlin et al. 2019, tables 5 to 8, and figure 5 (appendix C.1); Wettig et al. 2023, "Should you mask 15% in masked
 language modeling?"; Liu et al. 2019 (RoBERTa), table 2.
 """
 
 import dataclasses
-import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bert_keras.errors import BertKerasError
+from bert_keras.fields import flag_of
 from bert_keras.model.choices import LAYERS, check_layers
-from bert_keras.tasks.hparams import FEATURE_RATE, OF_FEATURES, Hparams
-from bert_keras.tasks.options import TAGGING_DEFAULTS, ProtocolOptions
+from bert_keras.tasks.hparams import OF_FEATURES, Hparams
+from bert_keras.tasks.options import TAGGING_DEFAULTS
+
+
+def check_once(kind: str, names: Sequence[str]) -> None:
+    """Raises BertKerasError unless there are names, each once. kind: tasks or rows."""
+    if not names or len({*names}) < len(names):
+        raise BertKerasError(f"the {kind} are {', '.join(names) or 'none'}; give at least one, each once.")
+
 
 # -----------------------------------------------------------------------------------------------------------
 # Ablations with pre-training
@@ -164,6 +171,11 @@ def _formats(*, pair_batch: int | None = None, **settings: Any) -> tuple[Row, ..
     )
 
 
+def _fractions(percent: str) -> list[float]:
+    """80/10/10 -> 0.8, 0.1, 0.1."""
+    return [int(one) / 100 for one in percent.split("/")]
+
+
 _LTR = "LTR and no NSP"
 _ROWS = {
     "tasks": (
@@ -173,18 +185,8 @@ _ROWS = {
         Row(name=f"{_LTR}, BiLSTM", recipe="ltr-no-nsp", weights=_LTR, finetuned={"bilstm": True}),
     ),
     "masking": tuple(
-        Row(
-            name=f"{hide}/{keep}/{replace}",
-            settings={"hide": hide / 100, "keep": keep / 100, "replace": replace / 100},
-        )
-        for hide, keep, replace in (
-            (80, 10, 10),
-            (100, 0, 0),
-            (80, 0, 20),
-            (80, 20, 0),
-            (0, 20, 80),
-            (0, 0, 100),
-        )
+        Row(name=name, settings=dict(zip(("hide", "keep", "replace"), _fractions(name), strict=True)))
+        for name in ("80/10/10", "100/0/0", "80/0/20", "80/20/0", "0/20/80", "0/0/100")
     ),
     "steps": (*_shares("masked LM", "bert"), *_shares("left to right", "ltr-no-nsp")),
 }
@@ -338,86 +340,65 @@ def approach_of(name: str) -> Approach:
     return Approach(name, random is not None, context, None if layers == FINE_TUNING else layers)
 
 
-def check_settings(rows: Sequence[Approach], settings: Mapping[str, Any], options: Collection[str]) -> None:
-    """Raises BertKerasError for settings that do not apply to an ablation, and for those that none of its rows reads.
+def chosen_approaches(
+    names: Sequence[str], settings: Mapping[str, Any], options: Mapping[str, Any], *, context: str | None
+) -> list[Approach]:
+    """The rows with these names.
 
-    settings: fields of Hparams; options: the names of the fields of ApproachOptions that were given
+    settings, options: the given fields of Hparams and of ApproachOptions
+    context: the context of tags in rows without their own; None leaves it to the task
+
+    Raises BertKerasError for settings that do not apply to an ablation or to one of its rows, and for those that no row reads.
     """
-    given = [name for name, value in settings.items() if value is not None]
-    refused = [
+    rows = [approach_of(one) for one in names]
+    check_once("rows", names)
+    if settings.get("max_examples") is not None and len({row.context or context for row in rows}) > 1:
+        raise BertKerasError(
+            "max_examples counts documents in rows with the context document and sentences in others, so these rows would learn "
+            "from other words; give a smaller training file instead, or leave out the rows with a context of their own."
+        )
+    own = [row.name for row in rows if row.context is not None]
+    sizes = [flag_of(name) for name in ("seq_length", "batch_size") if name in settings]
+    if own and sizes:
+        raise BertKerasError(
+            f"{' and '.join(sizes)} would not fit {', '.join(own)}: each context has lengths and batches of its own; "
+            f"leave {_it(sizes)} out, or the rows."
+        )
+    given = [name for name, value in {**settings, **options}.items() if value is not None]
+    if refused := [
         name for name in given if name in NOT_IN_APPROACHES and settings[name] != getattr(Hparams, name)
-    ]
-    if refused:
+    ]:
         raise BertKerasError(
             f"{', '.join(refused)} does not apply to an ablation, whose rows name the layers and share all other settings; leave "
-            f"{'it' if len(refused) == 1 else 'them'} out."
+            f"{_it(refused)} out."
         )
-    unread = set[str]()
+    _check_read(given, rows)
+    return rows
+
+
+def _check_read(given: Sequence[str], rows: Sequence[Approach]) -> None:
+    """Raises BertKerasError for settings that none of the rows reads."""
     if all(row.layers is not None for row in rows):
-        reader = f"the row {FINE_TUNING}"
-        unread = {*OF_FINE_TUNING} | ({"epochs"} if "feature_epochs" in options else set())
-    if all(row.layers is None for row in rows):
+        reader, unread = f"the row {FINE_TUNING}", {*OF_FINE_TUNING}
+        unread |= {"epochs"} if "feature_epochs" in given else set()
+    elif all(row.layers is None for row in rows):
         reader = "a row with layers, such as last"
         unread = {*OF_FEATURES, "feature_learning_rate", "feature_epochs"}
-    if flags := [f"--{name.replace('_', '-')}" for name in (*given, *options) if name in unread]:
+    else:
+        return
+    if flags := [flag_of(name) for name in given if name in unread]:
         raise BertKerasError(
             f"no row of {', '.join(row.name for row in rows)} reads {', '.join(flags)}; leave "
-            f"{'it' if len(flags) == 1 else 'them'} out, or add {reader}."
+            f"{_it(flags)} out, or add {reader}."
         )
+
+
+def _it(names: Sequence[str]) -> str:
+    return "it" if len(names) == 1 else "them"
 
 
 # -----------------------------------------------------------------------------------------------------------
-# Protocols
-
-# Of fine-tuning (Devlin et al. 2019, sec. 4.1).
-LEARNING_RATES = (5e-5, 4e-5, 3e-5, 2e-5)
-VARIED = ("learning_rate", "batch_size", "epochs", "seed")  # the settings that a protocol varies
-
-
-def check_grid(hparams: Hparams, options: ProtocolOptions, *, defaults: Mapping[str, Any]) -> None:
-    """Raises BertKerasError for values that are given twice or not at all, and for settings that do not fit a grid.
-
-    defaults: the settings of the task's paper, whose learning rate the grid replaces
-    """
-    for name in ("learning_rates", "batch_sizes", "epoch_counts"):
-        values = getattr(options, name)
-        if values is not None and (not values or len({f"{value:g}" for value in values}) < len(values)):
-            raise BertKerasError(f"{name} is {values}; give at least one value, each once.")
-    if hparams.dev_fraction is not None:
-        raise BertKerasError(
-            "dev_fraction does not apply to a protocol, because each seed would hold out other examples; give a dev split."
-        )
-    known = (Hparams(feature_layers=hparams.feature_layers).learning_rate, defaults.get("learning_rate"))
-    if options.learning_rates is None and hparams.learning_rate not in known:
-        raise BertKerasError(
-            f"learning_rate is {hparams.learning_rate:g}, and a grid has learning_rates of its own; give learning_rates=("
-            f"{hparams.learning_rate:g},) instead."
-        )
-    runs = len([*protocol_runs(hparams, options)])
-    if options.ensemble is not None and options.ensemble > runs:
-        raise BertKerasError(
-            f"the ensemble has {options.ensemble} members and the grid {runs} run(s); give fewer members or more restarts."
-        )
-
-
-def protocol_runs(hparams: Hparams, options: ProtocolOptions) -> Iterator[tuple[str, Hparams]]:
-    """The name and the settings of each run of a task, in order."""
-    rates = LEARNING_RATES if hparams.feature_layers is None else (FEATURE_RATE,)
-    for rate, batch_size, epochs, seed in itertools.product(
-        options.learning_rates or rates,
-        options.batch_sizes or (hparams.batch_size,),
-        options.epoch_counts or (hparams.epochs,),
-        range(hparams.seed, hparams.seed + options.restarts),
-    ):
-        # The task's own values have no part in the name, so that a wider grid finds the runs of a narrower one.
-        parts = [f"lr-{rate:g}"]
-        parts += [f"batch-{batch_size}"] if batch_size != hparams.batch_size else []
-        parts += [f"epochs-{epochs}"] if epochs != hparams.epochs else []
-        yield (
-            "_".join([*parts, f"seed-{seed}"]),
-            dataclasses.replace(hparams, learning_rate=rate, batch_size=batch_size, epochs=epochs, seed=seed),
-        )
-
+# GLUE
 
 # The GLUE score is the mean over these tasks.
 SCORED = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
