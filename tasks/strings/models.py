@@ -27,11 +27,10 @@ from bert_keras.tasks.options import (
     SquadOptions,
     TaggingOptions,
 )
-from bert_keras.tasks.problems.classification import TextClassification
+from bert_keras.tasks.problems.classification import NextSentence, TextClassification
 from bert_keras.tasks.problems.embedding import Embedding
 from bert_keras.tasks.problems.fill_mask import FillMask
 from bert_keras.tasks.problems.multiple_choice import MultipleChoice
-from bert_keras.tasks.problems.next_sentence import NextSentence
 from bert_keras.tasks.problems.question_answering import QuestionAnswering
 from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.runs.ensemble import at_precision
