@@ -174,30 +174,6 @@ def test_comments_before_a_sentence_are_no_words(tmp_path):
     assert [raw["tokens"].decode() for raw in examples.as_numpy_iterator()] == ["Ada #", "Rome", "# 1"]
 
 
-BAD = {
-    "no tag": (b"-DOCSTART-\nAda I-PER\nmet\n", r"train\.txt, line 3: 1 column\(s\), expected 2"),
-    "a column more": (b"-DOCSTART-\nAda I-PER\n\nAda X I-PER\n", r"line 4: 3 column\(s\), expected 2"),
-    "another scheme": (
-        b"-DOCSTART-\nAda I-PER\nX I-PER\nY B-PER\nB E-PER",
-        r"line 5: unknown tag 'E-PER'; .*IOB1.* O, B-TYPE, I-TYPE",
-    ),
-    "no scheme": (b"-DOCSTART-\nAda I-PER\nB PER", r"line 3: unknown tag 'PER'"),
-    "no type": (b"-DOCSTART-\nAda I-PER\nB I-", r"line 3: unknown tag 'I-'"),
-    "not UTF-8": (b"-DOCSTART-\nAda I-PER\n\xff O\n", r"line 3, byte 1: 0xff is not UTF-8"),
-    "half an archive": (gzip.compress(b"Ada I-PER\n" * 50)[:30], r"cannot be unpacked"),
-    "no words": (b"-DOCSTART- O\n\n\n", r"train\.txt has no words"),
-    "no entity": (b"-DOCSTART- O\n\nAda O\n", r"train\.txt has no entities: every tag is O"),
-    "no documents": (b"Ada I-PER\n", r"train\.txt has no -DOCSTART- lines.*give --context sentence"),
-}
-
-
-@pytest.mark.parametrize(("content", "message"), BAD.values(), ids=BAD)
-def test_bad_files(content, message, tmp_path):
-    (tmp_path / "train.txt").write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-        Tagging.open("conll2003", tmp_path)
-
-
 def test_bad_settings(tmp_path):
     with pytest.raises(ValueError, match="context is 'page'; .* document, sentence"):
         Tagging(LABELS, scheme="IOB2", context="page")

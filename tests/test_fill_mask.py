@@ -235,23 +235,6 @@ def test_files(tmp_path):
         assert row == {"text": b"a [MASK]", "answer": b""}
 
 
-BAD = [
-    ("train.tsv", [("text", "word"), ("a [MASK]", "film")], "no column 'answer'; .* 'text', 'word'"),
-    ("train.tsv", [("text", "answer"), ("a", "film")], r"line 2: the text has 0 \[MASK\]"),
-    ("train.jsonl", [{"text": "a [MASK]"}], "no column 'answer'"),
-    ("train.jsonl", [{"text": "a [MASK]", "answer": 5}], "line 1: 'answer' is 5, not text"),
-    ("train.jsonl", [{"text": "a [MASK]", "answer": "b"}, {"text": "a", "answer": "b"}], r"line 2: .* 0 \[MASK\]"),
-    ("train.jsonl", [{"text": "[MASK] [MASK]", "answer": "b"}], r"line 1: .* 2 \[MASK\]"),
-    ("train.jsonl", [], "is empty; give one object per line"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "rows", "message"), BAD)
-def test_bad_files(tmp_path, name, rows, message):
-    with pytest.raises(ValueError, match=message):
-        FillMask(write(tmp_path / name, rows)).examples("train")
-
-
 def test_opened_without_data():
     assert TASKS["fill-mask"] is FillMask
     assert FillMask.from_json(FillMask(top_k=7).to_json()).top_k == 7

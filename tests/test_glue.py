@@ -169,41 +169,6 @@ def test_qqp_skips_short_lines(tmp_path):
     assert got["question2"].tolist() == [b"b", b"d"] and got["idx"].tolist() == [0, 3]
 
 
-QQP_LONG = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n1\t1\t2\ta\tb\t0\t0\n"
-BAD = [
-    ("sst2", None, FileNotFoundError, "has no train.tsv; it has other.txt"),
-    ("sst2", "", ValueError, "train.tsv is empty"),
-    ("sst2", "sentence\tlabel\n", ValueError, "train.tsv has no examples"),
-    ("sst2", "text\tlabel\na\t1\n", ValueError, "no column 'sentence' | 'text', 'label'"),
-    ("sst2", "sentence,label\na,1\n", ValueError, "tab-separated | 'sentence,label'"),
-    ("sst2", b"sentence\tlabel\nfine\t1\ncaf\xe9\t1\n", ValueError, "line 3, byte 4: 0xe9 is not UTF-8"),
-    ("sst2", "sentence\tlabel\n".encode("utf-16"), ValueError, "line 1, byte 1: 0xff is not UTF-8"),
-    ("sst2", "sentence\tlabel\na\t1\nb\t2\n", ValueError, "line 3: unknown label '2' | 0, 1"),
-    ("sst2", "sentence\tlabel\n\na\t1\t1\n", ValueError, "line 3: 3 column(s) | expected 2 | tabs | sentence, label"),
-    ("cola", "a\t1\t\n", ValueError, "line 1: 3 column(s) | expected 4"),
-    ("cola", "text\tlabel\na\t1\n", ValueError, "no column 'sentence' | 'text', 'label'"),
-    ("qqp", QQP_LONG, ValueError, "line 2: 7 column(s) | expected 6"),
-    ("rte", "index\tsentence1\tsentence2\tlabel\n0\ta\tb\t1\n", ValueError, "unknown label '1' | entailment, not_entailment"),
-    ("stsb", "sentence1\tsentence2\tscore\na\tb\t5.01\n", ValueError, "line 2: score '5.01'"),
-    ("stsb", "sentence1\tsentence2\tscore\na\tb\t-1\n", ValueError, "score '-1' | 0.0 to 5.0"),
-    ("stsb", "sentence1\tsentence2\tscore\na\tb\tnan\n", ValueError, "score 'nan'"),
-    ("stsb", "sentence1\tsentence2\tscore\na\tb\thigh\n", ValueError, "score 'high'"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "content", "error", "facts"), BAD, ids=[case[-1][:30] for case in BAD])
-def test_bad_files(tmp_path, name, content, error, facts):
-    if content is None:
-        (tmp_path / "other.txt").touch()
-    else:
-        write(tmp_path, train=content)
-    with pytest.raises(error) as caught:
-        TextClassification.open(name, tmp_path).examples("train")
-    message = str(caught.value)
-    assert all(fact in message for fact in facts.split(" | ")) and str(tmp_path) in message
-    assert "\n" not in message
-
-
 def test_bad_folder_and_split(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no .*nowhere"):
         TextClassification.open("sst2", tmp_path / "nowhere")
@@ -444,26 +409,6 @@ def test_custom_data_with_labelled_unlabelled_or_no_test_file(tmp_path):
     write(tmp_path, dev="text\tlabel\na\t2\n")
     with pytest.raises(ValueError, match=r"dev.tsv, line 2: unknown label '2'.* 1, 10\."):
         task.examples("validation")
-
-
-@pytest.mark.parametrize(
-    ("train", "error", "message"),
-    [
-        (None, FileNotFoundError, "has no train.tsv"),
-        ("text\ta\n", ValueError, "no column 'label'"),
-        ("label\n1\n", ValueError, "the text columns none; .* one or two"),
-        ("a\tb\tc\tlabel\n", ValueError, "the text columns 'a', 'b', 'c'; .* one or two"),
-        ("text\tlabel\na\t1\nb\t1\n", ValueError, "the labels '1' in the column 'label'; .* two or more"),
-        ("text\tlabel\n", ValueError, "train.tsv has no examples"),
-        ("text\tlabel\na\t1\n\nb\t \n", ValueError, "train.tsv, line 4: the label is empty"),
-        ("text,label\na,1\n", ValueError, "no column 'label'; the tab-separated columns are 'text,label'"),
-    ],
-)
-def test_bad_custom_data(tmp_path, train, error, message):
-    if train is not None:
-        write(tmp_path, train=train)
-    with pytest.raises(error, match=message):
-        TextClassification.open("custom", tmp_path, label_type="class")
 
 
 def test_report_of_classes():

@@ -87,58 +87,6 @@ def test_a_cell_of_200_000_characters(tmp_path):
     assert read(task)["text"][0].decode() == long
 
 
-BAD = [
-    # ending, content, options, message
-    ("csv", "", {}, "train.csv is empty; .* comma-separated"),
-    ("csv", "text,label\n", {}, "train.csv has no examples"),
-    ("csv", "text,label\na,x\nb\n", {}, r"train.csv, line 3: 1 column\(s\), expected 2, separated by commas: text, label"),
-    ("csv", 'text,label\n"a\nb",x\nc,d,y\n', {}, r"train.csv, line 4: 3 column\(s\), expected 2"),
-    ("csv", 'text,label\na,x\n"b,y\nc,x\n', {}, "train.csv, line 3: a quote is opened .* not closed"),
-    ("csv", 'text,label\n"a" b,x\n', {}, "train.csv, line 2: .* after a closing quote"),
-    ("csv", "text,label\ra,x\r", {}, "train.csv, line 1: there is a carriage return"),
-    ("csv", "text;label\na;x\n", {}, "no column 'label'; .* 'text;label'; separate columns by commas"),
-    ("csv", "text,label\ncafé,x\n".encode("latin-1"), {}, "train.csv, line 2, byte 4: 0xe9 is not UTF-8"),
-    ("csv", "text,text,label\na,b,x\n", {}, "train.csv has more than one column 'text'"),
-    ("csv", "text,label\na,x\nb, \n", {}, "train.csv, line 3: the label is empty"),
-    ("csv", "a,b,c,label\n1,2,3,x\n", {}, "text columns 'a', 'b', 'c'; .* --text-column"),
-    ("csv", "a,b,label\n1,2,x\n", {"text_column": ["c"]}, "has no column 'c'; .* 'a', 'b', 'label'"),
-    ("csv", "review,stars\na,x\nb,y\n", {}, r"no column 'label'; .* 'review', 'stars'; .*--label-column .*text_column"),
-    ("csv", "a joy,good\ndull,bad\nwarm,good\n", {}, "no column 'label'; .* 'a joy', 'good'; is the first line a header"),
-    ("tsv", "a fine long day\tx\nrain\ty\n", {}, "is the first line a header"),
-    ("csv", "a,b,label\n1,2,x\n", {"label_column": "y"}, "has no column 'y'; .* 'a', 'b', 'label'"),
-    ("csv", "text,label\na,1\nb,0\n", {}, "all labels .* numbers .0, 1.; give --label-type class .* score"),
-    ("csv", "text,label\na,1\nb,1e99\n", {"label_type": "score"}, "line 3: score '1e99' is not a number"),
-    ("csv", "text,label\na,x||y\n", {"label_type": "multi"}, "line 2: the label is empty"),
-    ("jsonl", b'{"text": "a", "label": "x"}\n[1]\n', {}, "line 2: a JSON list; give one object"),
-    ("jsonl", b'{"text": "a", "label": "x"}\n{oops\n', {}, "line 2 is not JSON"),
-    ("jsonl", as_jsonl({"text": "a", "label": "x"}, {"text": "b"}), {}, "line 2: no 'label'; the fields are 'text'"),
-    ("jsonl", as_jsonl({"text": 5, "label": "x"}, {"text": "b", "label": "y"}), {}, "line 1: 'text' is 5, not text"),
-    ("jsonl", as_jsonl({"text": "a", "label": {}}), {}, "line 1: the label is {}; give one label"),
-    ("jsonl", as_jsonl({"text": "a", "label": 0}, {"text": "b", "label": 1}), {}, "all labels .* numbers"),
-    ("parquet", b"text,label", {}, "train.parquet is not a Parquet file"),
-    ("parquet", as_parquet(text=["a", None], label=["x", "y"]), {}, "train.parquet, row 2: 'text' is empty"),
-    ("parquet", as_parquet(text=["a", "b"], label=["x", None]), {}, "train.parquet, row 2: the label is empty"),
-    ("parquet", as_parquet(text=["a"] * 9, label=[1.5] * 8 + [None]), {"label_type": "score"}, "row 9: score None"),
-    ("csv", "n,text,label\n1,a,x\n2,b,y\n", {}, "the column 'n' holds only numbers; .* --text-column"),
-    ("csv", "a,says,label\na,good,x\nb,bad,y\nc,good,x\nd,bad,y\n", {}, "'says' says the same as the label; .* --text-column"),
-    (
-        "csv",
-        "guid,text,label\n" + "".join(f"train-{i},a b {i},{'xy'[i % 2]}\n" for i in range(20)),
-        {},
-        "the column 'guid' has another word in each row; .* --text-column",
-    ),
-    ("txt", b"text,label", {}, "train.txt does not end in .tsv, .csv, .jsonl, .parquet"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("ending", "data", "options", "message"), BAD)
-def test_a_file_that_cannot_be_read_is_named_with_its_line(tmp_path, ending, data, options, message):
-    path = write(tmp_path, **{f"train_{ending}": data}) / f"train.{ending}"
-    with pytest.raises(BertKerasError, match=message) as error:
-        TextClassification.open("custom", path, **options).examples("train")
-    assert "\n" not in str(error.value)
-
-
 @pytest.mark.parametrize(
     ("columns", "wanted"),
     [("ID,text", ("text",)), ("Unnamed: 0,text", ("text",)), ("text,reply", ("text", "reply"))],

@@ -85,43 +85,6 @@ def test_misplaced_answers(tmp_path):
     assert raw["answer_start"].tolist() == [-1, NORMANS.index("France"), -1, -1, -1, -1, -1]
 
 
-BAD = [
-    (b'{"data": [', "any.json is not JSON: .* line 1 column 11"),
-    (b"\xff{}", "any.json, line 1, byte 1: 0xff is not UTF-8"),
-    ([], "any.json: 'data' is missing; .* list"),
-    ({"data": [{"title": "x"}]}, r"any.json, data\[0\]: 'paragraphs' is missing; .* list"),
-    ({"data": [{"paragraphs": [{"qas": []}]}]}, r"data\[0\].paragraphs\[0\]: 'context' is missing; .* string"),
-    ({"data": []}, "any.json has no questions"),
-    ([GOOD | {"id": 7}], r"data\[0\].paragraphs\[0\].qas\[0\]: 'id' is 7; .* string"),
-    ([GOOD | {"answers": [{"text": "France", "answer_start": "2"}]}], r"'answer_start' is '2'; .* whole number"),
-    ([GOOD | {"answers": {"text": ["x" * 99]}}], r"q7: 'answers' is {'text': \['x{37}\.\.\.x{38}'\]}; .* list"),
-    ([GOOD | {"question": None}], "any.json, question q7: 'question' is None; .* string"),
-    ([{k: v for k, v in GOOD.items() if k != "answers"}], "question q7: 'answers' is missing; .* list"),
-    ([GOOD | {"answers": [{"text": "France"}]}], "question q7: 'answer_start' is missing; .* whole number"),
-    ([GOOD | {"answers": [{"answer_start": 1}]}], "question q7: 'text' is missing; .* string"),
-    ([GOOD | {"answers": ["France"]}], "question q7: 'text' is missing; .* string"),
-    ([GOOD | {"is_impossible": True}], "question q7: is_impossible is true with 1 answers"),
-    ([question("q7", NORMANS) | {"is_impossible": False}], "q7: is_impossible is false with 0 answers"),
-    ([question("q7", NORMANS)], "question q7: .* no answer, but SQuAD 1.1 .* squad2.0"),
-    ([GOOD, GOOD], "question q7: the id occurs twice"),
-    ([question("q7", " \n")], "question q7: the context is empty"),
-    ([question("q7", NORMANS, ("", 0))], "question q7: the text of an answer is empty"),
-    ([GOOD | {"question": "\ud83d"}], r"question q7: \\ud83d is half a character"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("content", "message"), BAD, ids=range(len(BAD)))
-def test_bad_files(tmp_path, content, message):
-    path = tmp_path / "any.json"
-    if isinstance(content, list) and content:
-        write(path, *content)
-    else:
-        path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
-    with pytest.raises(ValueError, match=message) as caught:
-        QuestionAnswering("squad1.1", path).examples("validation")
-    assert "\n" not in str(caught.value)
-
-
 def test_bad_settings(tmp_path):
     with pytest.raises(ValueError, match="there is no 'squad3'; .* squad1.1, squad2.0"):
         QuestionAnswering("squad3")

@@ -117,51 +117,6 @@ def test_training_on_one_data_set_and_evaluating_on_another(data_dir):
     assert task.examples("train").element_spec == task.examples("validation").element_spec
 
 
-THREE = SECOND.replace(",is good,0", ",,0")
-BAD = [
-    ("train.csv", "", "train.csv is empty"),
-    ("train.csv", "text,label\na,0\n", "the columns text, label | sent1, sent2, ending0, ending1, ... and label"),
-    ("train.csv", HEADER, "train.csv has no examples"),
-    ("train.csv", HEADER + FIRST + THREE, "line 3: ending 3 is empty | all 4"),
-    ("train.csv", HEADER.replace(",ending3", "") + "v,1,x,a,b,g,c,d,e,0\n", "has 3 endings (ending0, ending1, ...) | expected 4"),
-    ("train.csv", HEADER + SECOND.replace(",is good", ""), "line 2: 10 column(s) | expected 11, separated by commas: video-id"),
-    ("train.csv", HEADER + SECOND.replace(",0\n", ",4\n"), "line 2: label '4' | 0 to 3"),
-    ("train.csv", HEADER + SECOND.replace(",0\n", ",\n"), "line 2: label '' | 0 to 3"),
-    # Two stray quotes, and all between them would be one field.
-    (
-        "train.csv",
-        HEADER + SECOND + SECOND.replace("v,", '"v,', 1) + SECOND.replace("v,", 'v",', 1),
-        "line 3: a quote stays open | quotes in pairs, within a line",
-    ),
-    ("train.tsv", "o\ta\tb\tc\td\t0\n", "has 3 endings (ending0, ending1, ...) | expected 4 (--num-choices)"),
-    ("train.tsv", CODAH + "o\ta\tb\tc\td\te\tf\t0\n", "line 4: 8 column(s) | expected 7"),
-    ("train.tsv", "o\ta\tb\tc\td\te\t-1\n", "line 1: label '-1' | 0 to 3"),
-    ("train.tsv", "o\ta\tb\tc\td\t \t1\n", "line 1: ending 3 is empty"),
-    ("train.tsv", "o\ta\n", " has 0 endings | expected 4"),
-    ("train.jsonl", "[]\n", "line 1: a JSON list"),
-    ("train.jsonl", JSONL.replace('"choices"', '"endings"'), "has 0 endings (choices0, choices1, ...) | expected 4"),
-    ("train.jsonl", JSONL.replace('"a", ', ""), "line 1: 3 endings | expected 4"),
-    ("train.jsonl", JSONL.replace('"a"', "1"), "line 1: 'ending 0' is 1, not text"),
-    ("train.jsonl", JSONL.replace('"answer": 1', '"answer": 4'), "line 1: label 4"),
-    ("train.jsonl", JSONL.replace('"answer": 1', '"answer": true'), "line 1: label True"),
-    ("train.jsonl", JSONL.replace('"answer": 1, ', ""), "line 1: no label"),
-    ("train.jsonl", JSONL.replace('["a", "b", "c", "d"]', '"abcd"'), "line 1: no list but 'abcd', expected 4"),
-    ("train.jsonl", JSONL + JSONL.replace("film", "\\ud83d"), "line 2: 'startphrase': \\ud83d is half a character"),
-    ("train.jsonl", JSONL.replace('"d"', '"\\udc00"'), "line 1: 'ending 3': \\udc00 is half a character"),
-    ("train.txt", "a", "train.txt | .tsv, .csv, .jsonl, .parquet"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "content", "facts"), BAD, ids=[f"{c[0]} {c[2][:35]}" for c in BAD])
-def test_bad_files(tmp_path, name, content, facts):
-    path = write(tmp_path / name, content)
-    with pytest.raises(ValueError) as caught:
-        MultipleChoice("codah", {"train": path}).examples("train")
-    message = str(caught.value)
-    assert message.startswith(str(path)) and all(fact in message for fact in facts.split(" | "))
-    assert "\n" not in message
-
-
 def test_numbers_of_endings_other_than_four(tmp_path):
     task = MultipleChoice.open("codah", write(tmp_path / "a.tsv", "o\ta\tb\tc\td\t2\n"), num_choices=3)
     assert read(task)["endings"].tolist() == [[b"b", b"c", b"d"]]
