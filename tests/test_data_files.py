@@ -87,10 +87,7 @@ def test_a_command_without_a_network_prints_one_line(unreachable, capfd, tmp_pat
 MISSPELLED = {
     "training file": ("finetune --task custom --data data/trian.csv --checkpoint x --output o", "data/train.csv"),
     "folder": ("finetune --task custom --data dta/train.csv --checkpoint x --output o", "data/train.csv"),
-    "dev file": (
-        "finetune --task custom --data data/train.csv --dev-data data/de.csv --checkpoint x --output o",
-        "data/dev.csv",
-    ),
+    "dev file": ("finetune --task custom --data data/train.csv --dev-data data/de.csv --checkpoint x --output o", "data/dev.csv"),
     "run": ("predict --run runs/reveiws --input data/dev.csv", "runs/reviews"),
     "input": ("features --checkpoint x --input data/dev.cvs --output o.jsonl", "data/dev.csv"),
     "corpus": ("vocab --text dat --output o", "data"),

@@ -158,8 +158,8 @@ class TextClassification(Task):
         source: Source | None = None,
     ) -> None:
         ClassifierOptions(pooling=pooling, doc_stride=doc_stride, truncation=truncation)
-        self.name, self.text, self.label_names, self.label_type = name, tuple(text), tuple(labels), label_type
-        self.type = LABEL_TYPES[label_type]
+        self.name, self.text, self.label_names = name, tuple(text), tuple(labels)
+        self.label_type, self.type = label_type, LABEL_TYPES[label_type]
         self.measures = self.type.measures if measures is None else tuple(measures)
         data = data or glue.make_own_data_set(labels, text=text, label_type=label_type, name=name)
         self.data, self.source = data, source
@@ -313,7 +313,7 @@ class TextClassification(Task):
         """The served arrays as JSON values; of several labels, the predicted ones alone."""
         record = super().record(decoded)
         if self.label_type == "multi":
-            record[LABELS] = [label for label in record[LABELS] if label]
+            record[LABELS] = [*filter(None, record[LABELS])]
         return record
 
     def show(self, example: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, str]:
@@ -325,16 +325,14 @@ class TextClassification(Task):
         return {**example, LABEL: record[LABEL], "probability": f"{max(record[PROBABILITIES]):.4f}"}
 
     def report(self, predictions: Arrays, raw: Arrays) -> Iterator[Table]:
-        """The confusion matrix and the most confident errors; for scores, the largest errors."""
+        """The confusion matrix and the most confident errors; for scores, the largest errors; for sets of labels, none."""
         known = np.flatnonzero(self._is_known(raw[LABEL]))
         if self.label_type == "multi":
             return
         if self.label_type == "score":
             gold, scores = raw[LABEL], predictions[SCORE]
-            rows = [
-                (*self._texts(raw, i), f"{gold[i]:.2f}", f"{scores[i]:.2f}")
-                for i in most_confident(known, np.abs(scores - gold))
-            ]
+            worst = most_confident(known, np.abs(scores - gold))
+            rows = [(*self._texts(raw, i), f"{gold[i]:.2f}", f"{scores[i]:.2f}") for i in worst]
             yield Table("largest errors", (*self.text, "gold", "score"), rows)
             return
         names, gold, chosen = self.label_names, raw[LABEL], self.type.predicted(predictions, self.label_names)
@@ -349,8 +347,8 @@ class TextClassification(Task):
         columns = (*self.text, "gold", "predicted", "probability")
         yield from list_errors(wrong, confidence, columns, describe, count=len(known))
 
-    def _texts(self, raw: Arrays, row: int) -> tuple[str, ...]:
-        return tuple(plain(raw[name][row]) for name in self.text)
+    def _texts(self, raw: Arrays, row: int) -> list[str]:
+        return [plain(raw[name][row]) for name in self.text]
 
     def to_json(self) -> dict[str, Any]:
         train = next(iter(self.data.splits.values()))
