@@ -281,14 +281,12 @@ def replace_columns(data: TextDataSet, options: ColumnOptions) -> TextDataSet:
         raise BertKerasError(
             f"text_column is {', '.join(options.text_column)}; {data.name} reads {len(data.text)}: {', '.join(data.text)}."
         )
-    splits = {
-        split: dataclasses.replace(
-            file,
-            text=tuple(options.text_column or file.text),
-            label=file.label and (options.label_column or file.label),
-        )
-        for split, file in data.splits.items()
-    }
+
+    def changed(file: SplitFile) -> SplitFile:
+        text, label = options.text_column or file.text, options.label_column or file.label
+        return dataclasses.replace(file, text=tuple(text), label=file.label and label)
+
+    splits = {split: changed(file) for split, file in data.splits.items()}
     return dataclasses.replace(data, splits=splits)
 
 
@@ -302,22 +300,15 @@ def make_own_data_set(
     label: str = LABEL,
 ) -> TextDataSet:
     """Tables with labelled texts. columns: those of the texts; None takes the names of the texts."""
-    splits = name_splits(*(columns or text), label=label, test_label=label)
-    return TextDataSet(
-        name=name,
-        text=tuple(text),
-        labels=tuple(labels),
-        file_labels=tuple(labels),
-        label_type=label_type,
-        splits=splits,
-    )
+    splits, names = name_splits(*(columns or text), label=label, test_label=label), tuple(labels)
+    given: dict[str, Any] = {"labels": names, "file_labels": names, "label_type": label_type}
+    return TextDataSet(name=name, text=tuple(text), splits=splits, **given)
 
 
 def _read_own_data_set(source: Source, options: ColumnOptions) -> TextDataSet:
     label = options.label_column or LABEL
     train = find_split(make_own_data_set((), text=(), label_type="class"), "train", source)
-    columns = column_names(train)
-    text = _choose_text_columns(train, columns, label, options)
+    text = _choose_text_columns(train, label, options)
     rows = list(read_table(train, [*text, label], advice=COLUMN_ADVICE))
     if not rows:
         raise BertKerasError(f"{train} has no examples; give at least one line under the header.")
@@ -329,9 +320,8 @@ def _read_own_data_set(source: Source, options: ColumnOptions) -> TextDataSet:
     return make_own_data_set(labels, text=_name_texts(text), label_type=label_type, columns=text, label=label)
 
 
-def _choose_text_columns(
-    path: Path, columns: Sequence[str], label: str, options: ColumnOptions
-) -> tuple[str, ...]:
+def _choose_text_columns(path: Path, label: str, options: ColumnOptions) -> tuple[str, ...]:
+    columns = column_names(path)
     if options.text_column is not None:
         if label in options.text_column:
             raise BertKerasError(f"the column {label!r} is the label and a text; give different columns.")

@@ -21,20 +21,9 @@ from bert_keras.io.json_files import checked_fields, list_of, one_of, shortened
 from bert_keras.model.encoder import BertEncoder, encoder_inputs
 from bert_keras.model.heads import TokenHead
 from bert_keras.tasks import metrics
+from bert_keras.tasks.data import conll
 from bert_keras.tasks.data.columns import list_values
-from bert_keras.tasks.data.conll import (
-    DOCSTART,
-    OUTSIDE,
-    SCHEMES,
-    Corpus,
-    Sentence,
-    check_tags,
-    convert_tags,
-    detect_scheme,
-    find_entities,
-    find_misfits,
-    load_corpus,
-)
+from bert_keras.tasks.data.conll import DOCSTART, OUTSIDE, SCHEMES, Corpus, Sentence
 from bert_keras.tasks.data.sources import Source
 from bert_keras.tasks.options import TAGGING_DEFAULTS, TaggingOptions
 from bert_keras.tasks.report_tables import ERRORS_SHOWN, Table, plain
@@ -89,12 +78,12 @@ class Tagging(Task):
 
         Raises BertKerasError for a file in another format, with its line, and for a file without entities.
         """
-        corpus = load_corpus(source, "train")
+        corpus = conll.load_corpus(source, "train")
         sentences = [sentence for document in corpus.documents for sentence in document]
-        scheme = detect_scheme(sentences)
-        check_tags(sentences, scheme)
-        labels = {tag for sentence in sentences for tag in convert_tags(sentence.tags, "IOB2")} - {OUTSIDE}
-        if not labels:
+        scheme = conll.detect_scheme(sentences)
+        conll.check_tags(sentences, scheme)
+        tags = {tag for sentence in sentences for tag in conll.convert_tags(sentence.tags, "IOB2")}
+        if not (labels := tags - {OUTSIDE}):
             raise BertKerasError(
                 f"{_get_file(sentences)} has no entities: every tag is O; give a file with entities."
             )
@@ -119,16 +108,16 @@ class Tagging(Task):
         Raises BertKerasError for an unreadable file, with its line, and MissingFileError for a missing one. Warns about tags
         that do not fit the scheme, and about tags that are not in the training file.
         """
-        units = self._units(load_corpus(self.source, split))
+        units = self._units(conll.load_corpus(self.source, split))
         sentences = [sentence for unit in units for sentence in unit]
-        check_tags(sentences, self.scheme)
-        if odd := list(find_misfits(sentences, self.scheme)):
+        conll.check_tags(sentences, self.scheme)
+        if odd := list(conll.find_misfits(sentences, self.scheme)):
             warnings.warn(
                 f"{odd[0]}: the first of {len(odd)} tags that do not fit {self.scheme}, the scheme of the training file; "
                 "entities are read as conlleval reads them",
                 stacklevel=2,
             )
-        tags = [[convert_tags(sentence.tags, "IOB2") for sentence in unit] for unit in units]
+        tags = [[conll.convert_tags(sentence.tags, "IOB2") for sentence in unit] for unit in units]
         unknown = [tag for unit in tags for row in unit for tag in row if tag not in self.label_names]
         if unknown:
             warnings.warn(
@@ -251,8 +240,8 @@ class Tagging(Task):
         for i, (gold, predicted) in enumerate(zip(raw[TAGS], predictions[TAGS], strict=True)):
             column = 0  # decoded entities have the order of the words
             for truth, guess in zip(_split_sentences([gold]), _split_sentences([predicted]), strict=True):
-                right = find_entities(truth)
-                for entity in find_entities(guess):
+                right = conll.find_entities(truth)
+                for entity in conll.find_entities(guess):
                     if entity not in right:
                         score = float(predictions["entity_score"][i][column])
                         text = plain(predictions["entity_text"][i][column])

@@ -22,24 +22,8 @@ from bert_keras.tasks.batches import count, dataset, featurized
 from bert_keras.tasks.data.columns import class_resolver
 from bert_keras.tasks.devices.strategies import divided, padded_for, rows_for
 from bert_keras.tasks.devices.workers import Workers
-from bert_keras.tasks.strings.text_data import (
-    CUT_SAMPLE,
-    DATA_SETS,
-    SAMPLE_WEIGHT,
-    check_finite,
-    check_weights,
-    count_batches,
-    count_rows,
-    cut_texts,
-    get_batch_size,
-    has_features,
-    name_texts,
-    raw_batches,
-    raw_columns,
-    split_texts,
-    take_rows,
-    unpack_validation,
-)
+from bert_keras.tasks.strings import text_data
+from bert_keras.tasks.strings.text_data import SAMPLE_WEIGHT, get_batch_size, has_features, raw_columns
 from bert_keras.tasks.task import Features, Problem, Raw, model_inputs
 from bert_keras.text.preprocessing import Preprocessor
 
@@ -72,7 +56,7 @@ def text_batches(
     weighted: Any = Weighted(problem, class_weight)
     rows: Any = {"multiple_of": multiple_of, "worker_rows": worker_rows}
     if isinstance(x, tf.data.Dataset):
-        raw = raw_batches(problem, preprocess, x, y, sample_weight, batch_size=batch_size)
+        raw = text_data.raw_batches(problem, preprocess, x, y, sample_weight, batch_size=batch_size)
         return featurized(weighted, preprocess, raw, **rows)
     columns = raw_columns(problem, preprocess, x, y, sample_weight)
     examples, size = tf.data.Dataset.from_tensor_slices({**columns}), get_batch_size(batch_size)
@@ -83,7 +67,7 @@ def make_batches(model: Any, given: Given, **options: Any) -> Any:
     """Batches of features for Keras; a data set of features stays as it is. model: a TextModel; options: of `text_batches`."""
     x, y, sample_weight = given
     if has_features(x):
-        if not isinstance(x, DATA_SETS):
+        if not isinstance(x, text_data.DATA_SETS):
             raise BertKerasError(
                 "features were given as arrays; give a tf.data.Dataset of (features, labels), or texts."
             )
@@ -109,14 +93,15 @@ def make_training_data(
     if validation_split:
         if validation_data is not None:
             raise BertKerasError("validation_split and validation_data were given; give one.")
-        given, validation_data = split_texts(problem, preprocess, *given, validation_split)
+        given, validation_data = text_data.split_texts(problem, preprocess, *given, validation_split)
     if not isinstance(x, tf.data.Dataset) and not has_features(x):
         columns = raw_columns(problem, preprocess, *given)
-        if cut := cut_texts(problem, preprocess, take_rows(columns, slice(CUT_SAMPLE))):
+        first = text_data.take_rows(columns, slice(text_data.CUT_SAMPLE))
+        if cut := text_data.cut_texts(problem, preprocess, first):
             warnings.warn(cut, stacklevel=3)  # of the line that calls `fit`
         given = (columns, None, None)
     data = _divide_batches(model, given, **options)
-    return data, None if validation_data is None else unpack_validation(validation_data)
+    return data, None if validation_data is None else text_data.unpack_validation(validation_data)
 
 
 def _divide_batches(model: Any, given: Given, **options: Any) -> Any:
@@ -145,7 +130,7 @@ def draw_seed(strategy: tf.distribute.Strategy) -> int:
 
 def count_steps(batches: tf.data.Dataset, epochs: int, steps_per_epoch: int | None) -> int:
     """The optimizer steps of a `fit`. Raises BertKerasError where they are not known."""
-    known = count_batches(batches)
+    known = text_data.count_batches(batches)
     epoch = min(steps_per_epoch or known or 0, known or steps_per_epoch or 0)
     if not epoch:
         raise BertKerasError(
@@ -161,7 +146,7 @@ def count_steps(batches: tf.data.Dataset, epochs: int, steps_per_epoch: int | No
 
 def _count_known(batches: tf.data.Dataset) -> tf.data.Dataset:
     """Batches of a known number. Those of windows are counted by tokenizing once more, which is cheap beside the network."""
-    if count_batches(batches) is not None:
+    if text_data.count_batches(batches) is not None:
         return batches
     return batches.apply(tf.data.experimental.assert_cardinality(count(batches)))
 
@@ -177,7 +162,7 @@ def text_features(problem: Problem, preprocess: Preprocessor, x: Any) -> Feature
     """The inputs of the network for texts in Python, or for string tensors, all in one batch."""
     texts = keras.tree.flatten(x)
     tensors = bool(texts) and all(map(tf.is_tensor, texts))
-    raw = name_texts(x, [*problem.signature()]) if tensors else problem.given(x)
+    raw = text_data.name_texts(x, [*problem.signature()]) if tensors else problem.given(x)
     return model_inputs(
         problem.features(preprocess, {name: tf.convert_to_tensor(text) for name, text in raw.items()})
     )
@@ -202,14 +187,14 @@ def evaluation_data(
     preprocess, rows = padded_for(strategy, model.preprocess), rows_for(strategy, size)
     weighted: Any = Weighted(problem, None)
     if isinstance(x, tf.data.Dataset):
-        raw = raw_batches(problem, preprocess, *given, batch_size=batch_size)
-        raw = raw.take(count_rows(steps, 1))
+        raw = text_data.raw_batches(problem, preprocess, *given, batch_size=batch_size)
+        raw = raw.take(text_data.count_rows(steps, 1))
         if steps is None:
-            check_finite(raw)
+            text_data.check_finite(raw)
         batches, examples = featurized(weighted, preprocess, raw, multiple_of=rows), raw.unbatch()
     else:
         columns = raw_columns(problem, preprocess, *given)
-        taken = take_rows(columns, slice(None if steps is None else steps * size))
+        taken = text_data.take_rows(columns, slice(None if steps is None else steps * size))
         examples = tf.data.Dataset.from_tensor_slices({**taken})
         batches = _count_known(dataset(weighted, preprocess, examples, batch_size=size, multiple_of=rows))
     if problem.metrics():
@@ -264,7 +249,7 @@ def make_class_weights(problem: Problem, given: Mapping[Any, float] | None) -> t
     if not names:
         raise BertKerasError(f"class_weight does not apply to {problem.name}; give sample_weight.")
     resolve = class_resolver(names)
-    check_weights([*given.values()], "class_weight")
+    text_data.check_weights([*given.values()], "class_weight")
     weights = np.ones(len(names), np.float32)
     for label, weight in given.items():
         if (found := resolve(label)) is None:
