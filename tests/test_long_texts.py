@@ -297,16 +297,6 @@ def test_truncation_is_the_same_in_python_files_runs_and_exports(truncation, che
     assert np.abs(head.predict(LONG)["probabilities"] - model.predict(LONG)["probabilities"]).max() > 1e-4
 
 
-def test_truncation_by_command(checkpoint, tmp_path, capfd):
-    data, run = write_data(tmp_path / "data", "sst2", count=16), tmp_path / "run"
-    flags = ["--epochs", "1", "--batch-size", "8", "--seq-length", "8", "--truncation", "head_tail"]
-    flags += ["--task", "sst2", "--data", data, "--checkpoint", checkpoint, "--output", run]
-    code, _, err = run_command(capfd, "finetune", *flags)
-    assert code == 0, err
-    assert json.loads((run / "task.json").read_text())["task"]["truncation"] == "head_tail"
-    assert load_run(run).task.truncation == "head_tail"
-
-
 @pytest.mark.parametrize(
     ("settings", "fact"),
     [

@@ -117,10 +117,8 @@ def test_spans_against_brute_force(small, name, longest):
     task = QuestionAnswering(
         name, doc_stride=3, max_query_length=3, max_answer_length=longest, n_best=8, tau=0.25
     )
-    raw = {
-        "context": tf.constant(CONTEXTS),
-        "question": tf.constant(["the", "", "who is it", "a", "", "谁", "scene"]),
-    }
+    questions = ["the", "", "who is it", "a", "", "谁", "scene"]
+    raw = {"context": tf.constant(CONTEXTS), "question": tf.constant(questions)}
     features = task.features(Preprocessor(small, seq_length=16, pad_to_longest=True), raw)
     shape = (len(features[EXAMPLE_INDEX]), 2, features[INPUT_MASK].shape[1])
     outputs = np.random.default_rng(longest).normal(size=shape).astype(np.float32) * 3
@@ -208,20 +206,12 @@ def test_measures_of_both_versions():
     predictions["nbest_answers"] = np.array([[b"film"], [b"a plot"], [b"a plot"], [b"warm film"]], object)
     predictions["null_odds"] = np.float32([-3, 2, 1, -1])
     got = dict(QuestionAnswering("squad2.0").evaluate(predictions, raw))
-    assert got == pytest.approx(
-        {
-            "exact_match": 100 * 2 / 4,
-            "f1": 100 * (1 + 0 + 1 + 2 / 3) / 4,
-            "HasAns_exact": 100 / 3,
-            "HasAns_f1": 100 * (1 + 0 + 2 / 3) / 3,
-            "NoAns_exact": 100,
-            "NoAns_f1": 100,
-            "best_exact": 100 * 2 / 4,  # the third unanswered, the first answered
-            "best_exact_thresh": 0,
-            "best_f1": 100 * (1 + 0 + 1 + 2 / 3) / 4,
-            "best_f1_thresh": 0,
-        }
-    )
+    exact, f1 = 100 * 2 / 4, 100 * (1 + 0 + 1 + 2 / 3) / 4
+    wanted = {"exact_match": exact, "f1": f1, "HasAns_exact": 100 / 3, "HasAns_f1": 100 * (1 + 0 + 2 / 3) / 3}
+    wanted |= {"NoAns_exact": 100, "NoAns_f1": 100}
+    # Best with the third unanswered and the first answered.
+    wanted |= {"best_exact": exact, "best_exact_thresh": 0, "best_f1": f1, "best_f1_thresh": 0}
+    assert got == pytest.approx(wanted)
 
 
 def test_google_predictions(data_dir):

@@ -352,14 +352,8 @@ def test_evaluate_by_command(place, capfd):
 
 def test_one_file_cannot_train_and_evaluate(place, tmp_path, capfd):
     folder, _ = place
-    flags = (
-        "--task",
-        "codah",
-        "--data",
-        folder / "data" / "train.tsv",
-        "--checkpoint",
-        folder / "checkpoint",
-    )
+    data = folder / "data" / "train.tsv"
+    flags = ("--task", "codah", "--data", data, "--checkpoint", folder / "checkpoint")
     flags += ("--output", tmp_path / "run")
     code, _, err = runs.run_command(capfd, "finetune", *flags)
     assert code == 1 and "is one file, without a dev split; give the dev split's file as --dev-data" in err
