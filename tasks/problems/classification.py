@@ -22,11 +22,11 @@ from bert_keras.io.paths import to_path
 from bert_keras.model.encoder import BertEncoder, encoder_inputs
 from bert_keras.model.heads import NextSentenceHead
 from bert_keras.optimization.losses import GlobalMean, binary_cross_entropy, cross_entropy, squared_error
+from bert_keras.tasks import metrics
 from bert_keras.tasks.data import glue
 from bert_keras.tasks.data.columns import class_ids, label_sets, scores
 from bert_keras.tasks.data.glue import LABEL, ROWS, TextDataSet
 from bert_keras.tasks.data.sources import Source
-from bert_keras.tasks.metrics import MEASURES, degenerate_classes, degenerate_scores, one_answer
 from bert_keras.tasks.options import SENTENCE_PAIR_LABELS, ClassifierOptions, ColumnOptions
 from bert_keras.tasks.report_tables import Table, list_errors, most_confident, plain
 from bert_keras.tasks.task import POOLINGS, Arrays, Features, Raw, Task, classifier_model, find_labelled
@@ -137,7 +137,7 @@ class TextClassification(Task):
         "text": list_of(TEXT),
         "labels": list_of(TEXT),
         "label_type": one_of(LABEL_TYPES),
-        "measures": list_of(one_of(MEASURES)),
+        "measures": list_of(one_of(metrics.MEASURES)),
         "text_column": list_of(TEXT),
         "label_column": TEXT,
         **field_types(ClassifierOptions),
@@ -246,8 +246,7 @@ class TextClassification(Task):
         Each of W windows has its text's label [W, ...], and the windows of a text share its weight equally: a long text counts as
         much as a short one.
         """
-        label = raw[LABEL]
-        known = self._is_known(label)
+        label, known = raw[LABEL], self._is_known(raw[LABEL])
         # Weight 0 hides any loss but NaN: 0 * NaN is NaN.
         shape = [-1] + [1] * (len(label.shape) - 1)
         label, weights = tf.where(tf.reshape(known, shape), label, 0), tf.cast(known, tf.float32)
@@ -290,24 +289,25 @@ class TextClassification(Task):
         known = find_labelled(self._is_known(raw[LABEL]), self.name)
         labels, predicted = raw[LABEL][known], self.type.predicted(predictions, self.label_names)[known]
         for name in self.measures:  # micro-averaged over any number of labels
-            yield name, MEASURES[name](labels.ravel(), predicted.ravel())
+            yield name, metrics.MEASURES[name](labels.ravel(), predicted.ravel())
 
     def degenerate(self, predictions: Arrays, raw: Arrays) -> str | None:
         """One class, one set of labels or one score for nearly all texts, or no better than that."""
         known, names = self._is_known(raw[LABEL]), self.label_names
         labels, predicted = raw[LABEL][known], self.type.predicted(predictions, names)[known]
         if self.label_type == "score":
-            return degenerate_scores(labels, predicted)
+            return metrics.degenerate_scores(labels, predicted)
         if self.label_type == "multi":
-            return one_answer(predicted, name=lambda row: ", ".join(np.array(names)[row > 0]) or "no label")
-        return degenerate_classes(labels, predicted, names, measure=self.measure)
+            array = np.array(names)
+            return metrics.one_answer(predicted, name=lambda row: ", ".join(array[row > 0]) or "no label")
+        return metrics.degenerate_classes(labels, predicted, names, measure=self.measure)
 
     def baseline(self, raw: Arrays) -> float:
         """The measure of the most common label, or labels; a constant score has a correlation of 0."""
         labels = raw[LABEL][self._is_known(raw[LABEL])]
         values, counts = np.unique(labels, axis=0, return_counts=True)
         constant = np.broadcast_to(values[counts.argmax()], labels.shape)
-        return MEASURES[self.measure](labels.ravel(), constant.ravel())
+        return metrics.MEASURES[self.measure](labels.ravel(), constant.ravel())
 
     def record(self, decoded: Arrays) -> dict[str, Any]:
         """The served arrays as JSON values; of several labels, the predicted ones alone."""

@@ -30,11 +30,11 @@ from bert_keras.fields import field_types, names_of
 from bert_keras.io.json_files import NUMBER
 from bert_keras.model.encoder import BertEncoder, encoder_inputs
 from bert_keras.model.heads import SpanHead
+from bert_keras.tasks import metrics
 from bert_keras.tasks.batches import count
 from bert_keras.tasks.data import squad
 from bert_keras.tasks.data.sources import Source, split_file
 from bert_keras.tasks.data.squad import ANSWER_END, ANSWER_START, ANSWERS, CONTEXT, QUESTION, VERSIONS
-from bert_keras.tasks.metrics import answer_scores, best_threshold, no_better, one_answer
 from bert_keras.tasks.options import TASK_DEFAULTS, SquadOptions
 from bert_keras.tasks.report_tables import ERRORS_SHOWN, Table, most_confident, plain
 from bert_keras.tasks.task import Arrays, Features, Raw, Task
@@ -219,19 +219,19 @@ class QuestionAnswering(Task):
                 if chosen.any():
                     yield f"{group}_{short[name]}", 100 * float(values[chosen].mean())
         for name, values in self._scores(predictions["nbest_answers"][:, 0], raw).items():
-            best, threshold = best_threshold(values, ~has_answer, predictions["null_odds"])
+            best, threshold = metrics.best_threshold(values, ~has_answer, predictions["null_odds"])
             yield f"best_{short[name]}", 100 * best
             yield f"best_{short[name]}_thresh", threshold
 
     def degenerate(self, predictions: Arrays, raw: Arrays) -> str | None:
         """One answer for nearly all questions, or an F1 no better than that of no answer at all, which is 0 for SQuAD 1.1."""
-        if why := one_answer(
+        if why := metrics.one_answer(
             predictions["answer"].astype(bytes), name=lambda text: plain(text) or "no answer"
         ):
             return why
         unanswerable = float(np.mean(~_find_answerable(raw))) if self.version.unanswerable else 0.0
         f1 = float(self._scores(predictions["answer"], raw)["f1"].mean())
-        return no_better(f1, unanswerable, measure="f1 / 100", by="no answer at all")
+        return metrics.no_better(f1, unanswerable, measure="f1 / 100", by="no answer at all")
 
     def baseline(self, raw: Arrays) -> float:
         """F1 in percent of no answer, or of the most common gold answer, whichever is higher."""
@@ -244,7 +244,7 @@ class QuestionAnswering(Task):
         """Exact match and F1 of each question, float64 [N], 0 to 1."""
         texts = [answer.decode("utf-8", "replace") for answer in answers]
         golds = [json.loads(gold) for gold in raw[ANSWERS]]
-        exact, f1 = answer_scores(texts, golds, unanswerable=self.version.unanswerable)
+        exact, f1 = metrics.answer_scores(texts, golds, unanswerable=self.version.unanswerable)
         return {"exact_match": exact, "f1": f1}
 
     def calibrate(self, predictions: Arrays, raw: Arrays) -> tuple["QuestionAnswering", Arrays]:
@@ -255,7 +255,7 @@ class QuestionAnswering(Task):
         if not self.version.unanswerable:
             return self, predictions
         f1 = self._scores(predictions["nbest_answers"][:, 0], raw)["f1"]
-        _, threshold = best_threshold(f1, ~_find_answerable(raw), predictions["null_odds"])
+        _, threshold = metrics.best_threshold(f1, ~_find_answerable(raw), predictions["null_odds"])
         task = copy.copy(self)
         task.tau = -threshold
         answers = {name: value.numpy() for name, value in task._answered(predictions).items()}
