@@ -68,7 +68,10 @@ class Data(Protocol):
 
     @abstractmethod
     def examples(self, split: str) -> tf.data.Dataset:
-        """Raw examples one at a time: a dict of scalar tensors, or of tensors with one shape in all examples."""
+        """Raw examples one at a time: a dict of scalar tensors, or of tensors with one shape in all examples.
+
+        Raises BertKerasError for an unreadable file, with its line, and MissingFileError for a missing one.
+        """
         ...
 
     def check(self, preprocess: Preprocessor, examples: tf.data.Dataset) -> None:

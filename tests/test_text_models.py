@@ -404,7 +404,7 @@ def test_the_threshold_of_no_answer_is_chosen_on_labelled_texts(checkpoint, untr
 
 
 def test_a_batch_without_rows_is_refused(untrained):
-    for size in (0, -1):
+    for size in (0, -1, 2.5):
         for call in (untrained.fit, untrained.evaluate):
             with pytest.raises(BertKerasError, match=f"batch_size is {size}"):
                 call(TEXTS, LABELS, batch_size=size, verbose=0)

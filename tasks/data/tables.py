@@ -194,15 +194,13 @@ def _csv_records(path: Path, *, one_line: bool) -> Iterator[tuple[int, list[str]
     def lines() -> Iterator[str]:
         nonlocal size
         for _, line in ended_lines(path):
-            size += len(line)
+            size, wrong = size + len(line), ""
             if one_line and size > len(line):
-                raise BertKerasError(
-                    f"{path}, line {start}: a quote stays open; give quotes in pairs, within a line."
-                )
-            if size > MAX_LINE_BYTES:
-                raise BertKerasError(
-                    f"{path}, line {start}: the row has over {MAX_LINE_BYTES:,} bytes; close its quote, or give shorter texts."
-                )
+                wrong = "a quote stays open; give quotes in pairs, within a line"
+            elif size > MAX_LINE_BYTES:
+                wrong = f"the row has over {MAX_LINE_BYTES:,} bytes; close its quote, or give shorter texts"
+            if wrong:
+                raise BertKerasError(f"{path}, line {start}: {wrong}.")
             yield line
 
     reader = csv.reader(lines(), strict=True)
@@ -242,10 +240,9 @@ def _fitting_rows(
         elif skip_short_lines and len(values) < len(names):
             short.append(number)
         else:
-            separator = _SEPARATOR[get_ending(path) or ""]
             raise BertKerasError(
-                f"{path}, line {number}: {len(values)} column(s), expected {len(names)}, separated by {separator}: "
-                f"{', '.join(names)}."
+                f"{path}, line {number}: {len(values)} column(s), expected {len(names)}, separated by "
+                f"{_SEPARATOR[get_ending(path) or '']}: {', '.join(names)}."
             )
     if short:
         warnings.warn(
@@ -380,10 +377,8 @@ def _examples_of_lines(
                 f"{', '.join(names)}; or name the columns in a .csv, .tsv, .jsonl or .parquet."
             )
         rest = iter(texts)
-        yield {
-            name: [next(rest) for _ in range(count)] if name in lists else next(rest)
-            for name, count in zip(names, counts, strict=True)
-        }
+        split = {name: [*itertools.islice(rest, count)] for name, count in zip(names, counts, strict=True)}
+        yield {name: found if name in lists else found[0] for name, found in split.items()}
 
 
 def _examples_of_table(
@@ -398,7 +393,7 @@ def _examples_of_table(
             chosen[name] = [f"{name}{i}" for i in range(lists[name])]
     for where, _, values in read_table(path, [column for found in chosen.values() for column in found]):
         rest = iter(values)
-        row = {name: [next(rest) for _ in found] for name, found in chosen.items()}
+        row = {name: [*itertools.islice(rest, len(found))] for name, found in chosen.items()}
         for name, count in lists.items():
             if len(chosen[name]) == 1 and isinstance(row[name][0], list):
                 row[name] = row[name][0]

@@ -80,10 +80,7 @@ class FillMask(Task):
         self.source, self.top_k = source, top_k
 
     def examples(self, split: str) -> tf.data.Dataset:
-        """{"text": string [], "answer": string []}; a withheld answer is empty.
-
-        Raises BertKerasError for an unreadable file, with its line, and MissingFileError for a missing one.
-        """
+        """{"text": string [], "answer": string []}; a withheld answer is empty."""
         if self.source is None:
             raise BertKerasError(
                 f"{self.name} is read from files; give a folder of them, or a file for each split."
@@ -328,7 +325,7 @@ def _filled(parts: tf.RaggedTensor, best: tf.Tensor) -> tf.Tensor:
 
 
 def _read_rows(path: Path, *, labelled: bool) -> Iterator[tuple[str, str]]:
-    """Yields text and answer of each example, "" for a withheld one. Raises BertKerasError with the line."""
+    """Yields text and answer of each example, "" for a withheld one."""
     required, optional = ([TEXT, ANSWER], []) if labelled else ([TEXT], [ANSWER])
     for where, _, (text, answer) in read_table(path, required, optional=optional):
         checked_text(text, where, TEXT)

@@ -101,10 +101,7 @@ class MultipleChoice(Task):
         self.name, self.source, self.num_choices = name, source, num_choices
 
     def examples(self, split: str) -> tf.data.Dataset:
-        """{"context": string [], "endings": string [K], "label": int32 []}; a withheld label is -1.
-
-        Raises BertKerasError for an unreadable file, with its line, and MissingFileError for a missing one.
-        """
+        """{"context": string [], "endings": string [K], "label": int32 []}; a withheld label is -1."""
         if self.source is None:
             raise BertKerasError(
                 f"{self.name} is read from files; give a folder of them, or a file for each split."

@@ -98,7 +98,6 @@ class QuestionAnswering(Task):
 
         The training split skips questions whose first answer is blank or does not start at its `answer_start`, with one warning.
         Other splits keep them, because measures compare the texts of answers only.
-        Raises BertKerasError for an unreadable file, with the question, and MissingFileError for a missing one.
         """
         if self.source is None:
             where, questions = self.version.dataset, squad.load_tfds_questions(self.version.dataset, split)
@@ -248,10 +247,7 @@ class QuestionAnswering(Task):
         return {"exact_match": exact, "f1": f1}
 
     def calibrate(self, predictions: Arrays, raw: Arrays) -> tuple["QuestionAnswering", Arrays]:
-        """A task with the tau of the best F1, and its predictions. SQuAD 1.1 has no tau.
-
-        `best_threshold` tries a tau between any two neighbouring null odds; if several are best, it takes the nearest to 0.
-        """
+        """A task with the tau of the best F1, as `best_threshold` finds it, and its predictions. SQuAD 1.1 has no tau."""
         if not self.version.unanswerable:
             return self, predictions
         f1 = self._scores(predictions["nbest_answers"][:, 0], raw)["f1"]

@@ -105,8 +105,7 @@ class Tagging(Task):
     def examples(self, split: str) -> tf.data.Dataset:
         """{"tokens": string [], "tags": string []}: words and their IOB2 tags, joined by spaces; newlines join sentences.
 
-        Raises BertKerasError for an unreadable file, with its line, and MissingFileError for a missing one. Warns about tags
-        that do not fit the scheme, and about tags that are not in the training file.
+        Warns about tags that do not fit the scheme, and about tags that are not in the training file.
         """
         units = self._units(conll.load_corpus(self.source, split))
         sentences = [sentence for unit in units for sentence in unit]

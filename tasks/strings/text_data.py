@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
 from bert_keras.features import INPUT_WORD_IDS
+from bert_keras.fields import checked_value
 from bert_keras.io.files import data_errors
 from bert_keras.tasks.batches import EMPTY
 from bert_keras.tasks.data.columns import list_values
@@ -27,10 +28,8 @@ CUT_SAMPLE = 1_000  # examples that are looked at for texts that are cut
 
 
 def get_batch_size(batch_size: int | None) -> int:
-    """The size of a batch of texts: BATCH_SIZE for None. Raises BertKerasError for less than 1."""
-    if batch_size is not None and batch_size < 1:
-        raise BertKerasError(f"batch_size is {batch_size}; expected at least 1.")
-    return batch_size or BATCH_SIZE
+    """The size of a batch of texts: BATCH_SIZE for None. Raises BertKerasError for another value than a whole number over 0."""
+    return BATCH_SIZE if batch_size is None else checked_value(Hparams, "batch_size", batch_size)
 
 
 def has_features(x: Any) -> bool:
