@@ -114,7 +114,8 @@ def read_text(path: Path, *, limit: int, instead: str) -> str:
             read += chunk
             if len(read) > limit:
                 raise BertKerasError(f"{path} has over {limit:,} bytes of text; {instead}.")
-    read = read.removeprefix(codecs.BOM_UTF8)
+    if read.startswith(codecs.BOM_UTF8):
+        del read[: len(codecs.BOM_UTF8)]
     try:
         return read.decode()
     except UnicodeDecodeError as error:
