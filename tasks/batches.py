@@ -120,54 +120,19 @@ def dataset(
     The order is that of `batches`. `preprocess` pads each batch to its longest row, or to one length. For a task with windows,
     `batch_size` counts windows in labelled batches and examples in unlabelled ones, and the number of batches is unknown.
     """
-    if labelled and not task.windowed:
+    fixed = worker_rows == ALL_ROWS and multiple_of >= max(batch_size, 2)
+    rows: Any = {"multiple_of": multiple_of, "worker_rows": worker_rows}
+    if labelled and task.windowed:
+        if seed is not None:
+            examples = examples.shuffle(cardinality(examples), seed=seed)
+        made = _map(examples.batch(batch_size), _featurizer(task, preprocess, labelled=True))
+        made = _in_rows(_by_window(made, batch_size=batch_size, seed=seed), **rows)
+    else:
         raw = batches(examples, batch_size=batch_size, seed=seed)
-        made = featurized(task, preprocess, raw, multiple_of=multiple_of, worker_rows=worker_rows)
-        known = worker_rows == ALL_ROWS and multiple_of >= max(batch_size, 2)
-        return _prefetched(set_row_count(made, multiple_of)) if known else made
-    featurize = _featurizer(task, preprocess, labelled=labelled)
-    if not labelled:
-        raw = batches(examples, batch_size=batch_size, seed=seed)
-        return _prefetched(raw.map(featurize, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True))
-    if seed is not None:
-        examples = examples.shuffle(cardinality(examples), seed=seed)
-    made = examples.batch(batch_size).map(featurize, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    made = _by_window(made, batch_size=batch_size, seed=seed)
-    if multiple_of > 1 or worker_rows != ALL_ROWS:
-        made = pad_batches(made, multiple_of=multiple_of)
-    if worker_rows != ALL_ROWS:
-        made = own_rows(made, worker_rows)
-    elif multiple_of >= max(batch_size, 2):
-        made = set_row_count(made, multiple_of)
-    return _prefetched(made)
-
-
-def _prefetched(made: tf.data.Dataset) -> tf.data.Dataset:
-    """Batches that are made while a step runs."""
-    return without_autotuning(made.prefetch(tf.data.AUTOTUNE))
-
-
-def _featurized_part(
-    raw: tf.data.Dataset,
-    featurize: Callable[[Raw], tuple[Any, ...]],
-    worker_rows: WorkerRows,
-    *,
-    multiple_of: int,
-) -> tf.data.Dataset:
-    """(features, labels, weights) of a part of each raw batch. Copies of the first row fill up, with weight 0."""
-    labelled = raw.map(lambda raw: (raw, next(iter(raw.values()))))  # in the form of `pad_batches`
-    padded = pad_batches(labelled, multiple_of=multiple_of)
-
-    @tf.autograph.experimental.do_not_convert
-    def own(raw: Raw, _: tf.Tensor, of_rows: tf.Tensor) -> tuple[Any, ...]:
-        features, labels, weights = featurize(raw)
-
-        def weighted(given: tf.Tensor) -> tf.Tensor:
-            return given * tf.reshape(tf.cast(of_rows, given.dtype), [-1] + [1] * (len(given.shape) - 1))
-
-        return features, labels, tf.nest.map_structure(weighted, weights)
-
-    return own_rows(padded, worker_rows).map(own, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        if not labelled:
+            return _prefetched(_map(raw, _featurizer(task, preprocess, labelled=False)))
+        made = _featurized(task, preprocess, raw, **rows)
+    return _prefetched(set_row_count(made, multiple_of) if fixed else made)
 
 
 def featurized(
@@ -182,14 +147,50 @@ def featurized(
 
     A task with windows has all windows of a batch's examples in one batch. multiple_of, worker_rows: as in `dataset`
     """
+    return _prefetched(_featurized(task, preprocess, raw, multiple_of=multiple_of, worker_rows=worker_rows))
+
+
+def _featurized(
+    task: Problem,
+    preprocess: Preprocessor,
+    raw: tf.data.Dataset,
+    *,
+    multiple_of: int,
+    worker_rows: WorkerRows,
+) -> tf.data.Dataset:
     featurize = _featurizer(task, preprocess, labelled=True)
-    if worker_rows != ALL_ROWS and not task.windowed:
-        return _prefetched(_featurized_part(raw, featurize, worker_rows, multiple_of=multiple_of))
-    made = raw.map(featurize, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    if multiple_of > 1:
+    if worker_rows == ALL_ROWS or task.windowed:
+        return _in_rows(_map(raw, featurize), multiple_of=multiple_of, worker_rows=worker_rows)
+    # Only this worker's rows are tokenized. Copies of the first row fill up, with weight 0.
+    labelled = raw.map(lambda raw: (raw, next(iter(raw.values()))))  # in the form of `pad_batches`
+    padded = pad_batches(labelled, multiple_of=multiple_of)
+
+    @tf.autograph.experimental.do_not_convert
+    def own(raw: Raw, _: tf.Tensor, of_rows: tf.Tensor) -> tuple[Any, ...]:
+        features, labels, weights = featurize(raw)
+
+        def weighted(given: tf.Tensor) -> tf.Tensor:
+            return given * tf.reshape(tf.cast(of_rows, given.dtype), [-1] + [1] * (len(given.shape) - 1))
+
+        return features, labels, tf.nest.map_structure(weighted, weights)
+
+    return _map(own_rows(padded, worker_rows), own)
+
+
+def _in_rows(made: tf.data.Dataset, *, multiple_of: int, worker_rows: WorkerRows) -> tf.data.Dataset:
+    """Batches in a number of rows that `multiple_of` divides, or the worker's rows of them."""
+    if multiple_of > 1 or worker_rows != ALL_ROWS:
         made = pad_batches(made, multiple_of=multiple_of)
-    made = made if worker_rows == ALL_ROWS else own_rows(made, worker_rows)
-    return _prefetched(made)
+    return made if worker_rows == ALL_ROWS else own_rows(made, worker_rows)
+
+
+def _map(made: tf.data.Dataset, call: Callable[..., Any]) -> tf.data.Dataset:
+    return made.map(call, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+
+def _prefetched(made: tf.data.Dataset) -> tf.data.Dataset:
+    """Batches that are made while a step runs."""
+    return without_autotuning(made.prefetch(tf.data.AUTOTUNE))
 
 
 def _featurizer(
@@ -347,12 +348,9 @@ def concatenated(parts: list[np.ndarray]) -> np.ndarray:
     """Joins batches [B, ...] to [N, ...]; pads lists of unequal length with b"", -1 or 0.0."""
     shape = np.max([part.shape[1:] for part in parts], axis=0).astype(int)
     fill: Any = {"O": b"", "i": -1}.get(parts[0].dtype.kind, 0)
-    filled = [
-        np.pad(
-            part,
-            [(0, 0), *((0, most - length) for most, length in zip(shape, part.shape[1:], strict=True))],
-            constant_values=fill,
-        )
-        for part in parts
-    ]
-    return np.concatenate(filled)
+
+    def pad(part: np.ndarray) -> np.ndarray:
+        missing = [(0, most - length) for most, length in zip(shape, part.shape[1:], strict=True)]
+        return np.pad(part, [(0, 0), *missing], constant_values=fill)
+
+    return np.concatenate([*map(pad, parts)])

@@ -31,27 +31,27 @@ def f1(labels: np.ndarray, predictions: np.ndarray) -> float:
 
 def matthews(labels: np.ndarray, predictions: np.ndarray) -> float:
     """Matthews correlation, -1 to 1; with more than two classes, R_K (Gorodkin 2004)."""
-    if _constant(labels) or _constant(predictions):
+    if _any_constant(labels, predictions):
         return 0.0
     return float(sklearn.metrics.matthews_corrcoef(labels, predictions))
 
 
 def pearson(labels: np.ndarray, predictions: np.ndarray) -> float:
     """Linear correlation of two scores, -1 to 1."""
-    if _constant(labels) or _constant(predictions):
+    if _any_constant(labels, predictions):
         return 0.0
     return float(scipy.stats.pearsonr(np.float64(labels), np.float64(predictions)).statistic)
 
 
 def spearman(labels: np.ndarray, predictions: np.ndarray) -> float:
     """Rank correlation of two scores, -1 to 1. Equal scores share their mean rank."""
-    if _constant(labels) or _constant(predictions):
+    if _any_constant(labels, predictions):
         return 0.0
     return float(scipy.stats.spearmanr(labels, predictions).statistic)
 
 
-def _constant(values: np.ndarray) -> bool:
-    return bool(np.ptp(values) == 0)
+def _any_constant(*columns: np.ndarray) -> bool:
+    return any(np.ptp(values) == 0 for values in columns)
 
 
 MEASURES: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
@@ -98,11 +98,8 @@ def answer_scores(
         if unanswerable:
             normalized = list(filter(None, normalized)) or [""]
         given = normalize_answer(answer)
-        both_empty = float(unanswerable)
-        row[:] = (
-            max((float(given == gold) for gold in normalized), default=0.0),
-            max((_token_f1(given, gold, both_empty=both_empty) for gold in normalized), default=0.0),
-        )
+        f1 = (_token_f1(given, gold, both_empty=float(unanswerable)) for gold in normalized)
+        row[:] = float(given in normalized), max(f1, default=0.0)
     return scores[:, 0], scores[:, 1]
 
 
@@ -152,10 +149,10 @@ Tags = Sequence[Sequence[str]]
 
 def entity_scores(labels: Tags, predictions: Tags) -> EntityScores:
     """Scores over all entities. labels, predictions: the tags of each sentence in an IOB scheme."""
-    precision, recall, f1, entities = sequence_labeling.precision_recall_fscore_support(
+    *fractions, entities = sequence_labeling.precision_recall_fscore_support(
         labels, predictions, average="micro", zero_division=0
     )
-    return EntityScores(float(precision), float(recall), float(f1), int(entities))
+    return EntityScores._make([*map(float, fractions), int(entities)])
 
 
 def entity_scores_by_type(labels: Tags, predictions: Tags) -> dict[str, EntityScores]:
@@ -165,10 +162,8 @@ def entity_scores_by_type(labels: Tags, predictions: Tags) -> dict[str, EntitySc
     )
     sentences = (sentence for side in (labels, predictions) for sentence in side)
     types = sorted({kind for tags in sentences for kind, _, _ in sequence_labeling.get_entities(list(tags))})
-    return {
-        kind: EntityScores(float(precision), float(recall), float(f1), int(entities))
-        for kind, precision, recall, f1, entities in zip(types, *columns, strict=True)
-    }
+    rows = zip(types, zip(*columns, strict=True), strict=True)
+    return {kind: EntityScores._make([*map(float, row[:3]), int(row[3])]) for kind, row in rows}
 
 
 class Ordering(NamedTuple):
@@ -248,11 +243,10 @@ def degenerate_classes(
         return one_answer(predicted, name=lambda i: names[i]) if constant else None
     if why := one_answer(predicted, name=lambda i: names[i]):
         return why
+    by = "predicting the majority class"
     if measure == "matthews":
-        value, nothing, measure = MEASURES["matthews"](labels, predicted), 0.0, "Matthews correlation"
-    else:
-        value, measure = accuracy(labels, predicted), "accuracy"
-    return no_better(value, nothing, measure=measure, by="predicting the majority class")
+        return no_better(matthews(labels, predicted), 0.0, measure="Matthews correlation", by=by)
+    return no_better(accuracy(labels, predicted), nothing, measure="accuracy", by=by)
 
 
 def degenerate_scores(labels: np.ndarray, scores: np.ndarray) -> str | None:
@@ -260,7 +254,7 @@ def degenerate_scores(labels: np.ndarray, scores: np.ndarray) -> str | None:
 
     The fraction of the variance that a linear fit explains is the squared Pearson correlation; constant scores have 0.
     """
-    correlation = MEASURES["pearson"](labels, scores)
+    correlation = pearson(labels, scores)
     if np.ptp(scores) <= WHISKER * np.ptp(labels) or not np.isfinite(correlation):
         return f"the score is always {scores.mean():.4g}"
     if correlation < 0 or correlation**2 <= WHISKER:

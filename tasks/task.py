@@ -67,7 +67,10 @@ class Data(Protocol):
 
     @abstractmethod
     def examples(self, split: str) -> tf.data.Dataset:
-        """Raw examples one at a time: a dict of scalar tensors, or of tensors with one shape in all examples."""
+        """Raw examples one at a time: a dict of scalar tensors, or of tensors with one shape in all examples.
+
+        Raises BertKerasError for an unreadable file, with its line, and MissingFileError for a missing one.
+        """
         ...
 
     def check(self, preprocess: Preprocessor, examples: tf.data.Dataset) -> None:
@@ -248,6 +251,13 @@ class Task(Data, Problem, Report, Protocol):
 def model_inputs(features: Features) -> Features:
     """The features that a model reads, without features that only `labels` and `decode` use."""
     return {name: features[name] for name in MODEL_INPUTS if name in features}
+
+
+def find_labelled(known: np.ndarray, name: str) -> np.ndarray:
+    """The mask of labelled examples, bool [N]. Raises BertKerasError where it has none. name: of the task."""
+    if not known.any():
+        raise BertKerasError(f"none of the {len(known)} {name} examples is labelled; give a labelled split.")
+    return known
 
 
 # Input of a classifier -> the encoder output that it needs.

@@ -27,14 +27,19 @@ def question(id_: str, context: str, *answers: str | tuple[str, int], text: str 
     }
 
 
-def write(path: Path, *questions: dict) -> Path:
-    """A file in SQuAD's form, a paragraph for each question."""
+def squad_json(*questions: dict) -> str:
+    """The content of a file in SQuAD's form, a paragraph for each question."""
     paragraphs = [
         {"context": entry["context"], "qas": [{k: v for k, v in entry.items() if k != "context"}]}
         for entry in questions
     ]
+    return json.dumps({"version": "any", "data": [{"title": "any", "paragraphs": paragraphs}]})
+
+
+def write(path: Path, *questions: dict) -> Path:
+    """A file in SQuAD's form."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"version": "any", "data": [{"title": "any", "paragraphs": paragraphs}]}))
+    path.write_text(squad_json(*questions))
     return path
 
 

@@ -12,7 +12,6 @@ from bert_keras.tasks.data import sources as data_files
 from bert_keras.tasks.data.conll import read_corpus
 from bert_keras.tasks.data.sources import check_dev_split
 from bert_keras.tasks.pretraining.corpus import Corpus
-from bert_keras.tasks.runs.run_folder import open_task
 from bert_keras.tasks.study.grid import opened
 from bert_keras.tasks.study.probe import run_probes
 from bert_keras.tasks.study.protocol import _open_tasks
@@ -88,10 +87,7 @@ def test_a_command_without_a_network_prints_one_line(unreachable, capfd, tmp_pat
 MISSPELLED = {
     "training file": ("finetune --task custom --data data/trian.csv --checkpoint x --output o", "data/train.csv"),
     "folder": ("finetune --task custom --data dta/train.csv --checkpoint x --output o", "data/train.csv"),
-    "dev file": (
-        "finetune --task custom --data data/train.csv --dev-data data/de.csv --checkpoint x --output o",
-        "data/dev.csv",
-    ),
+    "dev file": ("finetune --task custom --data data/train.csv --dev-data data/de.csv --checkpoint x --output o", "data/dev.csv"),
     "run": ("predict --run runs/reveiws --input data/dev.csv", "runs/reviews"),
     "input": ("features --checkpoint x --input data/dev.cvs --output o.jsonl", "data/dev.csv"),
     "corpus": ("vocab --text dat --output o", "data"),
@@ -116,24 +112,6 @@ def test_a_missing_path_with_no_close_name_gets_no_suggestion(tmp_path):
     assert paths.did_you_mean(tmp_path / "elsewhere" / "train.csv") == ""
     (tmp_path / "file.txt").touch()
     assert paths.did_you_mean(tmp_path / "file.txt" / "train.csv") == ""
-
-
-OTHER_FORMS = {
-    "swag": ("json txt", r"\.tsv, \.csv, \.jsonl, \.parquet; give such a file"),
-    "fill-mask": ("json txt", r"\.tsv, \.csv, \.jsonl, \.parquet; give such a file"),
-    "squad1.1": ("csv parquet jsonl tsv", r"SQuAD's \.json; .*question_answerer"),
-    "conll2003": ("csv parquet jsonl", "one word and its tag a line .*tagger"),
-}
-
-
-@pytest.mark.parametrize("task", OTHER_FORMS)
-def test_a_reader_names_the_forms_that_it_reads(task, tmp_path):
-    endings, wanted = OTHER_FORMS[task]
-    for ending in endings.split():
-        path = tmp_path / f"train.{ending}"
-        path.write_text("PAR1")
-        with pytest.raises(BertKerasError, match=rf"train\.{ending} (is|does) .*{wanted}"):
-            open_task(task, path).examples("train")
 
 
 def test_a_corpus_in_a_parquet_file_is_refused_by_name(tmp_path):

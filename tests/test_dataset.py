@@ -54,8 +54,8 @@ def order(examples, **settings):
 
 
 def test_every_epoch_has_every_example_once(examples):
-    for settings in ({}, {"seed": 1}):
-        assert sorted(order(examples, **settings)) == list(range(COUNT))
+    for seed in (None, 1):
+        assert sorted(order(examples, seed=seed)) == list(range(COUNT))
 
 
 def test_order_depends_on_seed_and_epoch(examples):
@@ -71,19 +71,15 @@ def test_random_order_differs_from_file_order_and_length_order(examples):
     """Neighbours in the file part, and batches come long and short in no order."""
     rows = np.array(order(examples, seed=1))
     assert np.abs(np.corrcoef(rows, np.arange(COUNT))[0, 1]) < 0.2
-    lengths = [
-        float(tf.reduce_mean(tf.strings.length(raw["sentence"])))
-        for raw in batches(examples, batch_size=BATCH, seed=1)
-    ]
+    made = batches(examples, batch_size=BATCH, seed=1)
+    lengths = [float(tf.reduce_mean(tf.strings.length(raw["sentence"]))) for raw in made]
     assert np.abs(np.corrcoef(lengths, np.arange(len(lengths)))[0, 1]) < 0.3
 
 
 def test_short_text_is_padded_to_its_batch_only(task, preprocess, examples):
     """Each batch is as wide as its longest text, and few of its slots are padding (in the order of the file: 28 %)."""
-    masks = [
-        features[INPUT_MASK].numpy()
-        for features, _, _ in dataset(task, preprocess, examples, batch_size=BATCH, seed=1)
-    ]
+    made = dataset(task, preprocess, examples, batch_size=BATCH, seed=1)
+    masks = [features[INPUT_MASK].numpy() for features, _, _ in made]
     assert all(mask.shape[1] == mask.sum(1).max() for mask in masks)
     widths = {mask.shape[1] for mask in masks}
     assert len(widths) > 4 and min(widths) < max(widths) / 2 and max(widths) < SEQ_LENGTH
@@ -125,9 +121,8 @@ def test_one_static_shape_and_no_strings(task, tokenizer, examples):
 
 def test_unlabelled_examples_have_weight_0(task, preprocess):
     raw = {"sentence": ["good", "bad film", "dull"], "label": [1, -1, 0], "idx": [0, 1, 2]}
-    _, labels, weights = next(
-        iter(dataset(task, preprocess, tf.data.Dataset.from_tensor_slices(raw), batch_size=3))
-    )
+    unlabelled = tf.data.Dataset.from_tensor_slices(raw)
+    _, labels, weights = next(iter(dataset(task, preprocess, unlabelled, batch_size=3)))
     order = np.argsort([len(text) for text in raw["sentence"]], kind="stable")
     assert weights.numpy().tolist() == np.float32([1, 0, 1])[order].tolist()
     assert labels.numpy()[weights.numpy() > 0].tolist() == [1, 0]
@@ -152,26 +147,27 @@ def test_cardinality_of_data_sets_of_unknown_size(examples):
         cardinality(examples.filter(lambda raw: raw["idx"] < 0))
 
 
-def test_predict_keeps_the_order_in_one_trace(task, preprocess, examples):
-    traces, steps = [], []
+class Counting(TextClassification):
+    """Lists the shapes for which `decode` is traced."""
 
-    class Counting(TextClassification):
-        def decode(self, outputs, features, raw):
-            traces.append(features[INPUT_WORD_IDS].shape)
-            return super().decode(outputs, features, raw)
+    traces = ()
 
-    config = BertConfig(**runs.SIZES)
-    model = task.model(BertEncoder(config, outputs=(POOLED_OUTPUT,)))
-    some = examples.take(100)
-    decoded, raw = predict(
-        Counting.open(task.name, task.source),
-        preprocess,
-        model,
-        some,
-        batch_size=BATCH,
-        progress=steps.append,
-    )
-    assert traces == [(None, None)]
+    def decode(self, outputs, features, raw):
+        self.traces = (*self.traces, features[INPUT_WORD_IDS].shape)
+        return super().decode(outputs, features, raw)
+
+
+@pytest.fixture(scope="module")
+def model(task):
+    keras.utils.set_random_seed(0)
+    return task.model(BertEncoder(BertConfig(**runs.SIZES), outputs=(POOLED_OUTPUT,)))
+
+
+def test_predict_keeps_the_order_in_one_trace(task, preprocess, examples, model):
+    counting, steps = Counting.open(task.name, task.source), []
+    options = {"batch_size": BATCH, "progress": steps.append}
+    decoded, raw = predict(counting, preprocess, model, examples.take(100), **options)
+    assert counting.traces == ((None, None),)
     assert sum(steps) == 100 and max(steps) == BATCH
     assert raw["idx"].tolist() == list(range(100)) and set(raw) == {"sentence", "label", "idx"}
     for i in (0, 41, 99):
@@ -179,23 +175,13 @@ def test_predict_keeps_the_order_in_one_trace(task, preprocess, examples):
         np.testing.assert_allclose(decoded["probabilities"][i], keras.ops.softmax(logits)[0], atol=1e-6)
 
 
-def test_a_predictor_is_traced_once(task, preprocess, examples):
-    traces = []
-
-    class Counting(TextClassification):
-        def decode(self, outputs, features, raw):
-            traces.append(features[INPUT_WORD_IDS].shape)
-            return super().decode(outputs, features, raw)
-
-    model = task.model(BertEncoder(BertConfig(**runs.SIZES), outputs=(POOLED_OUTPUT,)))
+def test_a_predictor_is_traced_once(task, preprocess, examples, model):
     counting = Counting.open(task.name, task.source)
     whole, _ = predict(task, preprocess, model, examples.take(30), batch_size=8)
     ask = predictor(counting, preprocess, model)
-    chunks = [
-        ask(chunk, batch_size=8, progress=lambda done: None)[0]
-        for chunk in (examples.take(10), examples.skip(10).take(20))
-    ]
-    assert traces == [(None, None)]
+    parts = (examples.take(10), examples.skip(10).take(20))
+    chunks = [ask(part, batch_size=8)[0] for part in parts]
+    assert counting.traces == ((None, None),)
     joined = np.concatenate([chunk["probabilities"] for chunk in chunks])
     np.testing.assert_allclose(joined, whole["probabilities"], atol=1e-6)
 
@@ -206,9 +192,8 @@ class Windowed(TextClassification):
     windowed = True
 
     def features(self, preprocess, raw):
-        return Preprocessor(
-            preprocess.tokenizer, seq_length=7, pad_to_longest=preprocess.pad_to_longest
-        ).windows(raw["sentence"], doc_stride=2)
+        options = {"seq_length": 7, "pad_to_longest": preprocess.pad_to_longest}
+        return Preprocessor(preprocess.tokenizer, **options).windows(raw["sentence"], doc_stride=2)
 
     def labels(self, raw, features):
         starts = features[START_BYTES][:, 1]
@@ -249,11 +234,8 @@ def test_every_epoch_has_every_window_once(windowed, preprocess, examples, every
 
 
 def test_windows_of_one_example_are_shuffled_in_training(windowed, preprocess, examples):
-    rows = [
-        row
-        for _, labels, _ in dataset(windowed, preprocess, examples, batch_size=BATCH, seed=1)
-        for row in labels.numpy()[:, 1]
-    ]
+    made = dataset(windowed, preprocess, examples, batch_size=BATCH, seed=1)
+    rows = [row for _, labels, _ in made for row in labels.numpy()[:, 1]]
     neighbours = sum(one == other for one, other in zip(rows, rows[1:], strict=False))
     assert neighbours < len(rows) / 20
 

@@ -25,6 +25,12 @@ def with_head(source, *, labels, head="classifier", rows=1):
     return dataclasses.replace(source, tensors=source.tensors | tensors)
 
 
+def compiled_model(task, folder):
+    """The task's model with the head of a checkpoint."""
+    options = {"total_steps": 1, "keep_head": True, "log": lambda line: None}
+    return _compiled_model(task, checkpoints.read(folder), QUICK, **options)
+
+
 def kept_head(task, place, folder, id2label, *, labels=None):
     """The columns of the head's kernel that a model starts with, by their indices in a checkpoint with these labels."""
     head, rows = ("concat_classifier", 3) if getattr(task, "pooling", "") == "concat" else ("classifier", 1)
@@ -34,9 +40,7 @@ def kept_head(task, place, folder, id2label, *, labels=None):
     checkpoints.write(there, folder, format="hugging-face")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | ({"id2label": id2label} if id2label else {})))
-    model = _compiled_model(
-        task, checkpoints.read(folder), QUICK, total_steps=1, keep_head=True, log=lambda line: None
-    )
+    model = compiled_model(task, folder)
     started, bias = (variable.numpy() for variable in heads_of(model)[head].weights)
     places = [int(np.abs(kernel.T - column).sum(axis=1).argmin()) for column in started.T]
     np.testing.assert_array_equal(started, kernel[:, places])
@@ -76,11 +80,12 @@ def test_a_kept_head_has_the_task_s_labels(task, labels, places, place, tmp_path
 )  # fmt: skip
 def test_a_kept_head_without_names_is_refused(place, tmp_path, id2label, said):
     """Rows in an order that only their maker knows. Transformers writes no id2label for two labels without names."""
-    with pytest.raises(
-        BertKerasError, match=f"{said}.*name them in .*id2label as the task does, in the head's order"
-    ):
-        kept_head(TextClassification.open("sst2"), place, tmp_path / "there", id2label, labels=2)
-    task = TextClassification.open("sst2")
+    task, advice = (
+        TextClassification.open("sst2"),
+        "name them in .*id2label as the task does, in the head's order",
+    )
+    with pytest.raises(BertKerasError, match=f"{said}.*{advice}"):
+        kept_head(task, place, tmp_path / "there", id2label, labels=2)
     assert kept_head(task, place, tmp_path / "named", {"0": "positive", "1": "negative"}) == [1, 0]
 
 
@@ -90,14 +95,7 @@ def test_a_kept_head_of_googles_format_is_refused(place, tmp_path):
     there = dataclasses.replace(there, labels=("entailment", "neutral", "contradiction"))
     checkpoints.write(there, tmp_path / "google", format="google")
     with pytest.raises(BertKerasError, match="labels have no names; .*convert it to hugging-face"):
-        _compiled_model(
-            TextClassification.open("mnli"),
-            checkpoints.read(tmp_path / "google"),
-            QUICK,
-            total_steps=1,
-            keep_head=True,
-            log=lambda line: None,
-        )
+        compiled_model(TextClassification.open("mnli"), tmp_path / "google")
 
 
 def test_a_kept_head_of_other_labels(place, tmp_path):
@@ -110,10 +108,6 @@ def test_a_kept_head_of_other_labels(place, tmp_path):
 
 def test_random_weights_have_no_head_to_keep(place):  # noqa: F811
     random = dataclasses.replace(checkpoints.read(place / "checkpoint"), tensors={})
+    task = TextClassification.open("sst2", place / "reviews")
     with pytest.raises(BertKerasError, match="keep_head and random weights"):
-        plan_finetuning(
-            TextClassification.open("sst2", place / "reviews"),
-            checkpoint=random,
-            hparams=QUICK,
-            keep_head=True,
-        )
+        plan_finetuning(task, checkpoint=random, hparams=QUICK, keep_head=True)

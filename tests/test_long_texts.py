@@ -50,17 +50,19 @@ def starts(length: int, *, room: int) -> list[int]:
     return [0, *range(STRIDE, length - room + STRIDE, STRIDE)]
 
 
+def logits_of(model, tokens: list[int]) -> np.ndarray:
+    """The logits of a text's tokens, alone and unpadded [C]."""
+    special = model.preprocess.tokenizer.special
+    row = np.array([[special.start, *tokens, special.end]], np.int32)
+    one = np.ones_like(row)
+    return model.network({INPUT_WORD_IDS: row, INPUT_MASK: one, "input_type_ids": 0 * one}).numpy()[0]
+
+
 def logits_by_hand(model, text: str) -> np.ndarray:
-    """The mean of the logits of a text's windows, each alone and unpadded [C]."""
-    tokenizer, room = model.preprocess.tokenizer, LENGTH - 2
-    ids, special = tokenizer.tokenize([text])[0].numpy().tolist(), tokenizer.special
-    rows = [[special.start, *ids[first : first + room], special.end] for first in starts(len(ids), room=room)]
-    logits = []
-    for row in rows:
-        one = np.ones((1, len(row)), np.int32)
-        inputs = {"input_word_ids": np.array([row], np.int32), "input_mask": one, "input_type_ids": 0 * one}
-        logits.append(model.network(inputs).numpy()[0])
-    return np.mean(logits, axis=0)
+    """The mean of the logits of a text's windows [C]."""
+    ids, room = model.preprocess.tokenizer.tokenize([text])[0].numpy().tolist(), LENGTH - 2
+    windows = [ids[first : first + room] for first in starts(len(ids), room=room)]
+    return np.mean([logits_of(model, window) for window in windows], axis=0)
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -105,15 +107,12 @@ def test_a_pair_that_fits_is_read_as_without_windows(checkpoint):
 
 
 def test_every_token_of_a_pairs_second_text_is_read(checkpoint):
-    model = bk.classifier(
-        checkpoint, NAMES, text=("premise", "hypothesis"), seq_length=LENGTH, doc_stride=STRIDE
-    )
+    names, room = {"text": ("premise", "hypothesis"), "seq_length": LENGTH}, LENGTH - 3
+    model = bk.classifier(checkpoint, NAMES, doc_stride=STRIDE, **names)
     special, tokenize = model.preprocess.tokenizer.special, model.preprocess.tokenizer.tokenize
     first, second = LONG[2], LONG[3]
-    features = model.problem.features(
-        model.preprocess, {"premise": tf.constant([first]), "hypothesis": tf.constant([second])}
-    )
-    room = LENGTH - 3
+    raw = {"premise": tf.constant([first]), "hypothesis": tf.constant([second])}
+    features = model.problem.features(model.preprocess, raw)
     kept = tokenize([first])[0].numpy().tolist()[: (room + 1) // 2]
     ids = tokenize([second])[0].numpy().tolist()
     rows = [
@@ -130,34 +129,16 @@ def test_a_doc_stride_that_is_no_whole_number_over_0_is_refused(stride, checkpoi
         bk.classifier(checkpoint, NAMES, doc_stride=stride)
 
 
+FAR = TextClassification.open("sst2", "/", doc_stride=60)
 TOO_FAR = {
-    "a text": (lambda checkpoint: bk.classifier(checkpoint, NAMES, seq_length=16, doc_stride=15), 14),
-    "the default of another problem": (
-        lambda checkpoint: bk.regressor(checkpoint, seq_length=16, doc_stride=128),
-        14,
-    ),
-    "a pair": (
-        lambda checkpoint: bk.classifier(checkpoint, NAMES, text=("a", "b"), seq_length=16, doc_stride=14),
-        13,
-    ),
-    "a question": (
-        lambda checkpoint: bk.question_answerer(checkpoint, seq_length=16, doc_stride=14, max_query_length=4),
-        13,
-    ),
-    "tags": (lambda checkpoint: bk.tagger(checkpoint, ["PER"], seq_length=16, doc_stride=100), 14),
-    "a plan": (
-        lambda checkpoint: plan_finetuning(
-            TextClassification.open("sst2", "/", doc_stride=60),
-            checkpoint=checkpoint,
-            hparams=Hparams(seq_length=16),
-        ),
-        14,
-    ),
-    "features": (
-        lambda checkpoint: text_units("word", checkpoints.read(checkpoint), seq_length=16, doc_stride=40),
-        14,
-    ),
-}
+    "a text": (lambda ckpt: bk.classifier(ckpt, NAMES, seq_length=16, doc_stride=15), 14),
+    "the default of another problem": (lambda ckpt: bk.regressor(ckpt, seq_length=16, doc_stride=128), 14),
+    "a pair": (lambda ckpt: bk.classifier(ckpt, NAMES, text=("a", "b"), seq_length=16, doc_stride=14), 13),
+    "a question": (lambda ckpt: bk.question_answerer(ckpt, seq_length=16, doc_stride=14, max_query_length=4), 13),
+    "tags": (lambda ckpt: bk.tagger(ckpt, ["PER"], seq_length=16, doc_stride=100), 14),
+    "a plan": (lambda ckpt: plan_finetuning(FAR, checkpoint=ckpt, hparams=Hparams(seq_length=16)), 14),
+    "features": (lambda ckpt: text_units("word", checkpoints.read(ckpt), seq_length=16, doc_stride=40), 14),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TOO_FAR)
@@ -244,19 +225,8 @@ def test_windows_are_learned_measured_saved_and_served(kind, checkpoint, tmp_pat
 def test_the_commands_read_windows(checkpoint, tmp_path, capfd):
     data, run = write_data(tmp_path / "data", "sst2", count=16), tmp_path / "run"
     flags = ["--epochs", "1", "--batch-size", "8", "--seq-length", "8", "--doc-stride", "3"]
-    code, _, err = run_command(
-        capfd,
-        "finetune",
-        "--task",
-        "sst2",
-        "--data",
-        data,
-        "--checkpoint",
-        checkpoint,
-        "--output",
-        run,
-        *flags,
-    )
+    flags += ["--task", "sst2", "--data", data, "--checkpoint", checkpoint, "--output", run]
+    code, _, err = run_command(capfd, "finetune", *flags)
     assert code == 0, err
     code, out, err = run_command(capfd, "evaluate", "--run", run, "--data", data, "--json")
     assert code == 0, err
@@ -293,21 +263,16 @@ def kept_tokens(tokens: list, room: int, truncation: str) -> list:
 @pytest.mark.parametrize("seq_length", [5, 16, 512])
 def test_truncation_keeps_the_tokens_of_the_paper(truncation, seq_length, model):
     tokenizer, room = model.preprocess.tokenizer, seq_length - 2
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    rows = [
-        " ".join(letters[i % 26] for i in range(n))
-        for n in (0, 1, room - 1, room, room + 1, room + 7, 3 * room)
-    ]
+    letters, lengths = "abcdefghijklmnopqrstuvwxyz", (0, 1, room - 1, room, room + 1, room + 7, 3 * room)
+    rows = [" ".join(letters[i % 26] for i in range(n)) for n in lengths]
     features = Preprocessor(tokenizer, seq_length=seq_length)(tf.constant(rows), keep=truncation)
     ids = {token: i for i, token in enumerate(tokenizer.vocabulary)}
-    for row, got, mask in zip(
-        rows, features[INPUT_WORD_IDS].numpy(), features[INPUT_MASK].numpy(), strict=True
-    ):
+    for number, row in enumerate(rows):
         tokens = ["[CLS]", *kept_tokens(row.split(), room, truncation), "[SEP]"]
+        padding = [0] * (seq_length - len(tokens))
         wanted = [ids[token] for token in tokens]
-        assert got[: len(wanted)].tolist() == wanted and mask.tolist() == [1] * len(wanted) + [0] * (
-            seq_length - len(wanted)
-        )
+        assert features[INPUT_WORD_IDS][number, : len(tokens)].numpy().tolist() == wanted
+        assert features[INPUT_MASK][number].numpy().tolist() == [1] * len(tokens) + padding
     assert (512 != seq_length) or kept_tokens(list(range(600)), 510, "head_tail")[127:129] == [127, 218]
 
 
@@ -317,33 +282,19 @@ def test_truncation_is_the_same_in_python_files_runs_and_exports(truncation, che
     model = bk.classifier(checkpoint, NAMES, seq_length=LENGTH, truncation=truncation)
     wanted = model.predict(TEXTS)["probabilities"]
     ids = [model.preprocess.tokenizer.tokenize([text])[0].numpy().tolist() for text in TEXTS]
-    special = model.preprocess.tokenizer.special
     for tokens, expected in zip(ids, wanted, strict=True):
-        row = [special.start, *kept_tokens(tokens, LENGTH - 2, truncation), special.end]
-        one = np.ones((1, len(row)), np.int32)
-        inputs = {"input_word_ids": np.array([row], np.int32), "input_mask": one, "input_type_ids": 0 * one}
-        np.testing.assert_allclose(keras.ops.softmax(model.network(inputs))[0], expected, atol=1e-5)
+        logits = logits_of(model, kept_tokens(tokens, LENGTH - 2, truncation))
+        np.testing.assert_allclose(keras.ops.softmax(logits), expected, atol=1e-5)
     model.save(tmp_path / "run")
     model.save(tmp_path / "m.keras")
     for name in ("run", "m.keras"):
-        np.testing.assert_allclose(
-            bk.load(tmp_path / name).predict(TEXTS)["probabilities"], wanted, atol=1e-5
-        )
+        found = bk.load(tmp_path / name).predict(TEXTS)["probabilities"]
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
     served = tf.saved_model.load(str(model.export(tmp_path / "served"))).signatures["serving_default"]
     np.testing.assert_allclose(served(text=tf.constant(TEXTS))["probabilities"], wanted, atol=1e-5)
     head = bk.classifier(checkpoint, NAMES, seq_length=LENGTH)
     head.network.set_weights(model.network.get_weights())
     assert np.abs(head.predict(LONG)["probabilities"] - model.predict(LONG)["probabilities"]).max() > 1e-4
-
-
-def test_truncation_by_command(checkpoint, tmp_path, capfd):
-    data, run = write_data(tmp_path / "data", "sst2", count=16), tmp_path / "run"
-    flags = ["--epochs", "1", "--batch-size", "8", "--seq-length", "8", "--truncation", "head_tail"]
-    flags += ["--task", "sst2", "--data", data, "--checkpoint", checkpoint, "--output", run]
-    code, _, err = run_command(capfd, "finetune", *flags)
-    assert code == 0, err
-    assert json.loads((run / "task.json").read_text())["task"]["truncation"] == "head_tail"
-    assert load_run(run).task.truncation == "head_tail"
 
 
 @pytest.mark.parametrize(

@@ -43,10 +43,8 @@ def test_random_draws(kind, count):
     for _ in range(10):
         labels, predictions = draw(kind, count, generator)
         for name in MEASURES_OF[kind]:
-            expected = DEFINITIONS[name](labels, predictions)
-            assert MEASURES[name](np.array(labels), np.array(predictions)) == pytest.approx(
-                expected, abs=1e-12
-            )
+            got = MEASURES[name](np.array(labels), np.array(predictions))
+            assert got == pytest.approx(DEFINITIONS[name](labels, predictions), abs=1e-12)
 
 
 def test_values_computed_by_hand():
@@ -81,9 +79,7 @@ def test_constant_values_have_correlation_0(labels, predictions, expected):
 
 def test_nan_scores_stay_nan():
     scores, diverged = np.float32([1, 2, 3]), np.float32([1, np.nan, 3])
-    assert np.isnan(MEASURES["pearson"](scores, diverged)) and np.isnan(
-        MEASURES["spearman"](scores, diverged)
-    )
+    assert all(np.isnan(MEASURES[name](scores, diverged)) for name in ("pearson", "spearman"))
 
 
 # Answers to questions
@@ -207,10 +203,8 @@ def test_entity_scores_agree_with_seqeval():
         lengths = [draw.randint(1, 9) for _ in range(count)]
         gold, predicted = ([draw.choices(tags, k=n) for n in lengths] for _ in range(2))
         got = entity_scores(gold, predicted)
-        wanted = [
-            getattr(seqeval.metrics, f"{name}_score")(gold, predicted, zero_division=0)
-            for name in ("precision", "recall", "f1")
-        ]
+        scorers = [getattr(seqeval.metrics, f"{name}_score") for name in ("precision", "recall", "f1")]
+        wanted = [scorer(gold, predicted, zero_division=0) for scorer in scorers]
         assert got[:3] == pytest.approx(wanted, abs=1e-12)
         report = seqeval.metrics.classification_report(gold, predicted, output_dict=True, zero_division=0)
         types = {kind: values for kind, values in report.items() if not kind.endswith(" avg")}

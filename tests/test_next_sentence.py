@@ -19,7 +19,7 @@ from bert_keras.tasks.batches import predict
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.options import SENTENCE_PAIR_LABELS
-from bert_keras.tasks.problems.next_sentence import NextSentence
+from bert_keras.tasks.problems.classification import NextSentence
 from bert_keras.tasks.runs.run_folder import TASKS, load_run, pretrained_run
 from bert_keras.text.vocabulary import Vocabulary
 

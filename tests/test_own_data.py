@@ -6,11 +6,10 @@ import re
 import shutil
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
 import runs
 import tensorflow as tf
+from test_bad_files import as_jsonl, as_parquet
 
 from bert_keras.errors import BertKerasError
 from bert_keras.tasks.batches import hold_out
@@ -26,16 +25,6 @@ ROWS = [('a "b", c\nd', "no"), ("", "yes"), ("ж\u2028x", "no")]
 def as_csv(rows, names=("text", "label")):
     quoted = [",".join('"' + cell.replace('"', '""') + '"' for cell in row) for row in [names, *rows]]
     return "\n".join(quoted).encode()
-
-
-def as_jsonl(*rows):
-    return "".join(json.dumps(row) + "\n" for row in rows).encode()
-
-
-def as_parquet(**columns):
-    sink = pyarrow.BufferOutputStream()
-    pyarrow.parquet.write_table(pyarrow.table(columns), sink)
-    return sink.getvalue().to_pybytes()
 
 
 def write(folder, **files):
@@ -87,58 +76,6 @@ def test_a_cell_of_200_000_characters(tmp_path):
     assert read(task)["text"][0].decode() == long
 
 
-BAD = [
-    # ending, content, options, message
-    ("csv", "", {}, "train.csv is empty; .* comma-separated"),
-    ("csv", "text,label\n", {}, "train.csv has no examples"),
-    ("csv", "text,label\na,x\nb\n", {}, r"train.csv, line 3: 1 column\(s\), expected 2, separated by commas: text, label"),
-    ("csv", 'text,label\n"a\nb",x\nc,d,y\n', {}, r"train.csv, line 4: 3 column\(s\), expected 2"),
-    ("csv", 'text,label\na,x\n"b,y\nc,x\n', {}, "train.csv, line 3: a quote is opened .* not closed"),
-    ("csv", 'text,label\n"a" b,x\n', {}, "train.csv, line 2: .* after a closing quote"),
-    ("csv", "text,label\ra,x\r", {}, "train.csv, line 1: there is a carriage return"),
-    ("csv", "text;label\na;x\n", {}, "no column 'label'; .* 'text;label'; separate columns by commas"),
-    ("csv", "text,label\ncafé,x\n".encode("latin-1"), {}, "train.csv, line 2, byte 4: 0xe9 is not UTF-8"),
-    ("csv", "text,text,label\na,b,x\n", {}, "train.csv has more than one column 'text'"),
-    ("csv", "text,label\na,x\nb, \n", {}, "train.csv, line 3: the label is empty"),
-    ("csv", "a,b,c,label\n1,2,3,x\n", {}, "text columns 'a', 'b', 'c'; .* --text-column"),
-    ("csv", "a,b,label\n1,2,x\n", {"text_column": ["c"]}, "has no column 'c'; .* 'a', 'b', 'label'"),
-    ("csv", "review,stars\na,x\nb,y\n", {}, r"no column 'label'; .* 'review', 'stars'; .*--label-column .*text_column"),
-    ("csv", "a joy,good\ndull,bad\nwarm,good\n", {}, "no column 'label'; .* 'a joy', 'good'; is the first line a header"),
-    ("tsv", "a fine long day\tx\nrain\ty\n", {}, "is the first line a header"),
-    ("csv", "a,b,label\n1,2,x\n", {"label_column": "y"}, "has no column 'y'; .* 'a', 'b', 'label'"),
-    ("csv", "text,label\na,1\nb,0\n", {}, "all labels .* numbers .0, 1.; give --label-type class .* score"),
-    ("csv", "text,label\na,1\nb,1e99\n", {"label_type": "score"}, "line 3: score '1e99' is not a number"),
-    ("csv", "text,label\na,x||y\n", {"label_type": "multi"}, "line 2: the label is empty"),
-    ("jsonl", b'{"text": "a", "label": "x"}\n[1]\n', {}, "line 2: a JSON list; give one object"),
-    ("jsonl", b'{"text": "a", "label": "x"}\n{oops\n', {}, "line 2 is not JSON"),
-    ("jsonl", as_jsonl({"text": "a", "label": "x"}, {"text": "b"}), {}, "line 2: no 'label'; the fields are 'text'"),
-    ("jsonl", as_jsonl({"text": 5, "label": "x"}, {"text": "b", "label": "y"}), {}, "line 1: 'text' is 5, not text"),
-    ("jsonl", as_jsonl({"text": "a", "label": {}}), {}, "line 1: the label is {}; give one label"),
-    ("jsonl", as_jsonl({"text": "a", "label": 0}, {"text": "b", "label": 1}), {}, "all labels .* numbers"),
-    ("parquet", b"text,label", {}, "train.parquet is not a Parquet file"),
-    ("parquet", as_parquet(text=["a", None], label=["x", "y"]), {}, "train.parquet, row 2: 'text' is empty"),
-    ("parquet", as_parquet(text=["a", "b"], label=["x", None]), {}, "train.parquet, row 2: the label is empty"),
-    ("parquet", as_parquet(text=["a"] * 9, label=[1.5] * 8 + [None]), {"label_type": "score"}, "row 9: score None"),
-    ("csv", "n,text,label\n1,a,x\n2,b,y\n", {}, "the column 'n' holds only numbers; .* --text-column"),
-    ("csv", "a,says,label\na,good,x\nb,bad,y\nc,good,x\nd,bad,y\n", {}, "'says' says the same as the label; .* --text-column"),
-    (
-        "csv",
-        "guid,text,label\n" + "".join(f"train-{i},a b {i},{'xy'[i % 2]}\n" for i in range(20)),
-        {},
-        "the column 'guid' has another word in each row; .* --text-column",
-    ),
-    ("txt", b"text,label", {}, "train.txt does not end in .tsv, .csv, .jsonl, .parquet"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("ending", "data", "options", "message"), BAD)
-def test_a_file_that_cannot_be_read_is_named_with_its_line(tmp_path, ending, data, options, message):
-    path = write(tmp_path, **{f"train_{ending}": data}) / f"train.{ending}"
-    with pytest.raises(BertKerasError, match=message) as error:
-        TextClassification.open("custom", path, **options).examples("train")
-    assert "\n" not in str(error.value)
-
-
 @pytest.mark.parametrize(
     ("columns", "wanted"),
     [("ID,text", ("text",)), ("Unnamed: 0,text", ("text",)), ("text,reply", ("text", "reply"))],
@@ -170,9 +107,8 @@ def test_a_parquet_file_that_unpacks_to_far_more_than_its_size_is_refused(tmp_pa
 def test_a_row_of_csv_is_bounded_where_a_quote_stays_open(tmp_path, monkeypatch):
     monkeypatch.setattr("bert_keras.tasks.data.tables.MAX_LINE_BYTES", 1000)
     path = write(tmp_path, train_csv='text,label\na,x\n"b,y\n' + "c,x\n" * 1000) / "train.csv"
-    with pytest.raises(
-        BertKerasError, match="train.csv, line 3: the row has over 1,000 bytes; close its quote"
-    ):
+    message = "train.csv, line 3: the row has over 1,000 bytes; close its quote"
+    with pytest.raises(BertKerasError, match=message):
         TextClassification.open("custom", path)
 
 
@@ -198,9 +134,8 @@ def test_columns_by_name_and_names_that_are_no_identifiers(tmp_path):
     ],
 )
 def test_names_that_a_saved_model_can_have(tmp_path, columns, names):
-    table = as_csv(
-        [("a", "b", "x")[-len(columns) - 1 :], ("c", "d", "y")[-len(columns) - 1 :]], (*columns, "label")
-    )
+    rows = [row[-len(columns) - 1 :] for row in (("a", "b", "x"), ("c", "d", "y"))]
+    table = as_csv(rows, (*columns, "label"))
     task = TextClassification.open("custom", write(tmp_path, train_csv=table) / "train.csv")
     assert list(task.signature()) == names
     served = tf.function(lambda **texts: texts, input_signature=None)
@@ -217,24 +152,18 @@ def test_columns_of_files_need_files():
 
 def test_any_number_of_labels_in_text_and_in_lists(tmp_path):
     written = as_csv([("a", "x|y z"), ("b", ""), ("c", " x ")])
-    listed = as_jsonl(
-        *({"text": t, "label": one} for t, one in (("a", ["x", "y z"]), ("b", []), ("c", ["x"])))
-    )
-    tasks = [
-        TextClassification.open(
-            "custom", write(tmp_path, train_csv=written) / "train.csv", label_type="multi"
-        ),
-        TextClassification.open("custom", write(tmp_path, train_jsonl=listed) / "train.jsonl"),
-    ]
-    for task in tasks:
+    lists = (("a", ["x", "y z"]), ("b", []), ("c", ["x"]))
+    listed = as_jsonl(*({"text": text, "label": label} for text, label in lists))
+    write(tmp_path, train_csv=written, train_jsonl=listed)
+    for name, options in (("train.csv", {"label_type": "multi"}), ("train.jsonl", {})):
+        task = TextClassification.open("custom", tmp_path / name, **options)
         assert task.label_names == ("x", "y z") and task.measure == "f1"
         assert read(task)["label"].tolist() == [[1, 1], [0, 0], [1, 0]]
 
 
 def test_scores_of_any_size(tmp_path):
-    task = TextClassification.open(
-        "custom", write(tmp_path, train_csv="text,label\na,-7\nb,1e3\n"), label_type="score"
-    )
+    folder = write(tmp_path, train_csv="text,label\na,-7\nb,1e3\n")
+    task = TextClassification.open("custom", folder, label_type="score")
     assert task.label_names == () and read(task)["label"].tolist() == [-7, 1000]
 
 
@@ -270,10 +199,8 @@ def test_held_out_examples_are_decided_by_the_seed_and_are_no_training_examples(
     examples = tf.data.Dataset.from_tensor_slices({"n": np.arange(100)})
 
     def drawn(seed):
-        return [
-            [int(one["n"]) for one in part.as_numpy_iterator()]
-            for part in hold_out(examples, fraction=0.1, seed=seed)
-        ]
+        parts = hold_out(examples, fraction=0.1, seed=seed)
+        return [[int(one["n"]) for one in part.as_numpy_iterator()] for part in parts]
 
     train, dev = drawn(1)
     assert (len(train), len(dev)) == (90, 10)
@@ -296,11 +223,8 @@ def test_a_resume_checks_the_held_out_fraction(tmp_path):
     first, second = fingerprint(dev_fraction=0.2), fingerprint(dev_fraction=0.1)
     assert first == fingerprint(dev_fraction=0.2)
     assert (first["train_examples"][0], first["dev_examples"][0]) == (32, 8)
-    assert {name for name in first if first[name] != second[name]} == {
-        "dev_fraction",
-        "train_examples",
-        "dev_examples",
-    }
+    differ = {name for name in first if first[name] != second[name]}
+    assert differ == {"dev_fraction", "train_examples", "dev_examples"}
 
 
 @pytest.fixture(scope="module")
@@ -311,11 +235,10 @@ def held(tmp_path_factory):
     write(folder, own_csv=as_csv(rows), other_csv=as_csv(rows[::-1]))
     checkpoint = runs.write_checkpoint(folder / "checkpoint")
     task = TextClassification.open("custom", folder / "own.csv")
-    for name, settings in (("run", {"dev_fraction": 0.25}), ("again", {"dev_fraction": 0.25, "seed": 7})):
-        hparams = Hparams(seq_length=16, epochs=1, **settings)
-        finetune(
-            task, checkpoint=checkpoint, output=folder / name, hparams=hparams, verbose=0, log=lambda _: None
-        )
+    for name, seed in (("run", Hparams.seed), ("again", 7)):
+        hparams = Hparams(seq_length=16, epochs=1, dev_fraction=0.25, seed=seed)
+        places = {"checkpoint": checkpoint, "output": folder / name}
+        finetune(task, **places, hparams=hparams, verbose=0, log=lambda _: None)
     return folder
 
 
@@ -354,11 +277,10 @@ def test_evaluate_warns_where_another_split_is_the_training_file(held, capfd, tm
 
 
 def test_evaluate_measures_all_rows_of_another_file(held, capfd):
-    found, err = measured(capfd, "--run", held / "run", "--data", held / "other.csv")
+    flags = ("--run", held / "run", "--data", held / "other.csv")
+    found, err = measured(capfd, *flags)
     assert [*found] == ["validation"] and err == ""
-    code, _, err = runs.run_command(
-        capfd, "evaluate", "--run", held / "run", "--data", held / "other.csv", "--split", "held-out"
-    )
+    code, _, err = runs.run_command(capfd, "evaluate", *flags, "--split", "held-out")
     assert code == 1 and "other.csv is not training data" in err and len(err.splitlines()) == 1
 
 
@@ -408,9 +330,8 @@ def test_csv_from_training_to_export_by_command(tmp_path, capfd):
     run, flags = tmp_path / "run", ["--epochs", "1", "--seq-length", "24", "--batch-size", "16"]
     start = ["--checkpoint", tmp_path / "checkpoint", "--output", run, "--dev-fraction", "0.2"]
     columns = ["--text-column", "Review Text", "--label-column", "mood"]
-    code, out, err = runs.run_command(
-        capfd, "finetune", "--task", "custom", "--data", path, *columns, *start, *flags
-    )
+    command = ["finetune", "--task", "custom", "--data", path, *columns, *start, *flags]
+    code, out, err = runs.run_command(capfd, *command)
     assert code == 0, err  # one epoch may not learn, which is a warning
     assert "text: Review Text; labels: bad, good one" in out
     results = json.loads((run / "results.json").read_text())
@@ -418,9 +339,8 @@ def test_csv_from_training_to_export_by_command(tmp_path, capfd):
 
     evaluate = ["evaluate", "--run", run, "--data", path, "--json", "--split", "validation"]
     code, out, err = runs.run_command(capfd, *evaluate)
-    assert code == 0 and re.fullmatch(
-        r"warning: .*own\.csv trained .*run: the measures do not tell .*\n", err
-    ), err
+    warned = r"warning: .*own\.csv trained .*run: the measures do not tell .*\n"
+    assert code == 0 and re.fullmatch(warned, err), err
     measured = json.loads(out)["validation"]["accuracy"]
     code, out, err = runs.run_command(capfd, "predict", "--run", run, "--data", path, "--format", "jsonl")
     assert (code, err) == (0, "")

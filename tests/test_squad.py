@@ -18,7 +18,6 @@ from runs import SIZES, write_checkpoint
 from bert_keras.config import BertConfig
 from bert_keras.features import END_BYTES, EXAMPLE_INDEX, INPUT_MASK, MAX_CONTEXT, START_BYTES
 from bert_keras.model.encoder import BertEncoder
-from bert_keras.savedmodels.export import export
 from bert_keras.tasks.batches import predict
 from bert_keras.tasks.data.squad import VERSIONS
 from bert_keras.tasks.finetuning.finetune import finetune
@@ -118,10 +117,8 @@ def test_spans_against_brute_force(small, name, longest):
     task = QuestionAnswering(
         name, doc_stride=3, max_query_length=3, max_answer_length=longest, n_best=8, tau=0.25
     )
-    raw = {
-        "context": tf.constant(CONTEXTS),
-        "question": tf.constant(["the", "", "who is it", "a", "", "谁", "scene"]),
-    }
+    questions = ["the", "", "who is it", "a", "", "谁", "scene"]
+    raw = {"context": tf.constant(CONTEXTS), "question": tf.constant(questions)}
     features = task.features(Preprocessor(small, seq_length=16, pad_to_longest=True), raw)
     shape = (len(features[EXAMPLE_INDEX]), 2, features[INPUT_MASK].shape[1])
     outputs = np.random.default_rng(longest).normal(size=shape).astype(np.float32) * 3
@@ -158,8 +155,7 @@ def test_spans_against_brute_force(small, name, longest):
         answered.add((bool(spans), answers))
     assert (False, False) in answered and (True, True) in answered
     assert ((True, False) in answered) == (name == "squad2.0")
-    no_odds = {"no_answer_probability", "null_odds"} - set(got)
-    assert no_odds == (set() if name == "squad2.0" else {"no_answer_probability", "null_odds"})
+    assert (got.keys() >= {"no_answer_probability", "null_odds"}) == (name == "squad2.0")
 
 
 def test_decoding_an_empty_batch(small):
@@ -210,20 +206,12 @@ def test_measures_of_both_versions():
     predictions["nbest_answers"] = np.array([[b"film"], [b"a plot"], [b"a plot"], [b"warm film"]], object)
     predictions["null_odds"] = np.float32([-3, 2, 1, -1])
     got = dict(QuestionAnswering("squad2.0").evaluate(predictions, raw))
-    assert got == pytest.approx(
-        {
-            "exact_match": 100 * 2 / 4,
-            "f1": 100 * (1 + 0 + 1 + 2 / 3) / 4,
-            "HasAns_exact": 100 / 3,
-            "HasAns_f1": 100 * (1 + 0 + 2 / 3) / 3,
-            "NoAns_exact": 100,
-            "NoAns_f1": 100,
-            "best_exact": 100 * 2 / 4,  # the third unanswered, the first answered
-            "best_exact_thresh": 0,
-            "best_f1": 100 * (1 + 0 + 1 + 2 / 3) / 4,
-            "best_f1_thresh": 0,
-        }
-    )
+    exact, f1 = 100 * 2 / 4, 100 * (1 + 0 + 1 + 2 / 3) / 4
+    wanted = {"exact_match": exact, "f1": f1, "HasAns_exact": 100 / 3, "HasAns_f1": 100 * (1 + 0 + 2 / 3) / 3}
+    wanted |= {"NoAns_exact": 100, "NoAns_f1": 100}
+    # Best with the third unanswered and the first answered.
+    wanted |= {"best_exact": exact, "best_exact_thresh": 0, "best_f1": f1, "best_f1_thresh": 0}
+    assert got == pytest.approx(wanted)
 
 
 def test_google_predictions(data_dir):
@@ -263,9 +251,8 @@ def test_thresholds_of_6078_questions(data_dir, kind):
     assert mean == pytest.approx(got["f1"])
     if kind == "empty":
         assert (got["HasAns_f1"], got["NoAns_f1"]) == (0, 100)
-        assert got["best_f1"] == pytest.approx(100 * 3168 / 6078) and got["best_f1_thresh"] == pytest.approx(
-            0, abs=1
-        )
+        assert got["best_f1"] == pytest.approx(100 * 3168 / 6078)
+        assert got["best_f1_thresh"] == pytest.approx(0, abs=1)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -393,14 +380,10 @@ def trained(tmp_path_factory) -> Trained:
     folder = tmp_path_factory.mktemp("squad")
     write(folder / "data" / "train.json", *marked(48, seed=1))
     write(folder / "data" / "dev.json", *marked(30, seed=2))
-    results = finetune(
-        QuestionAnswering("squad2.0", folder / "data", **OPTIONS),
-        checkpoint=write_checkpoint(folder / "checkpoint"),
-        output=folder / "run",
-        hparams=Hparams(batch_size=8, epochs=2, learning_rate=2e-3, seq_length=24),
-        verbose=0,
-        log=lambda line: None,
-    )
+    task, checkpoint = QuestionAnswering("squad2.0", folder / "data", **OPTIONS), folder / "checkpoint"
+    hparams = Hparams(batch_size=8, epochs=2, learning_rate=2e-3, seq_length=24)
+    places = {"checkpoint": write_checkpoint(checkpoint), "output": folder / "run"}
+    results = finetune(task, **places, hparams=hparams, verbose=0, log=lambda line: None)
     return Trained(data=folder / "data", run=folder / "run", results=results)
 
 
@@ -437,22 +420,3 @@ def test_an_ensemble_averages_tau(trained, tmp_path):
     got, _ = predict(both.task, both.preprocess, both.model, examples)
     probability = 1 / (1 + np.exp(-(got["null_odds"] + tau + 1.5)))
     np.testing.assert_allclose(got["no_answer_probability"], probability, rtol=1e-3, atol=1e-7)
-
-
-@pytest.mark.slow  # tests/test_serving_safety.py asks an untrained one of every task the same
-def test_export_predicts_the_same(run, tmp_path):
-    """`export` compares a fresh process on awkward texts; here, what is served is what `predict` says."""
-    folder = export(run, tmp_path / "served")
-    entries = marked(6, seed=3)
-    raw = {name: [entry[name] for entry in entries] for name in ("question", "context")}
-    raw["context"][2] = ""
-    serve = tf.saved_model.load(str(folder)).signatures["serving_default"]
-    served = serve(**{name: tf.constant(texts) for name, texts in raw.items()})
-    expected, _ = predict(run.task, run.preprocess, run.model, tf.data.Dataset.from_tensor_slices(raw))
-    assert set(served) == set(expected)
-    for name, value in expected.items():
-        if value.dtype == object:
-            assert served[name].numpy().tolist() == value.tolist(), name
-        else:
-            np.testing.assert_allclose(served[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
-    assert expected["answer"][2] == b"" and any(expected["answer"])

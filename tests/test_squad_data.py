@@ -1,13 +1,20 @@
-"""Questions from files and TensorFlow Datasets, good and bad."""
+"""Questions from files and TensorFlow Datasets, and their windows and labels against plain Python."""
 
 import json
+import random
 
+import numpy as np
 import pytest
 import tensorflow as tf
-from questions import CHINESE, GOOD, NORMANS, question, read, write
+from questions import CHINESE, GOOD, NORMANS, question, read, small, write  # noqa: F401
+from runs import VOCABULARY
 
+from bert_keras.features import END_BYTES, EXAMPLE_INDEX, INPUT_MASK, INPUT_WORD_IDS, START_BYTES
+from bert_keras.tasks.batches import dataset
 from bert_keras.tasks.data.squad import VERSIONS
 from bert_keras.tasks.problems.question_answering import QuestionAnswering
+from bert_keras.text.preprocessing import Preprocessor
+from bert_keras.text.wordpiece import WordPiece
 
 
 @pytest.mark.parametrize(
@@ -85,43 +92,6 @@ def test_misplaced_answers(tmp_path):
     assert raw["answer_start"].tolist() == [-1, NORMANS.index("France"), -1, -1, -1, -1, -1]
 
 
-BAD = [
-    (b'{"data": [', "any.json is not JSON: .* line 1 column 11"),
-    (b"\xff{}", "any.json, line 1, byte 1: 0xff is not UTF-8"),
-    ([], "any.json: 'data' is missing; .* list"),
-    ({"data": [{"title": "x"}]}, r"any.json, data\[0\]: 'paragraphs' is missing; .* list"),
-    ({"data": [{"paragraphs": [{"qas": []}]}]}, r"data\[0\].paragraphs\[0\]: 'context' is missing; .* string"),
-    ({"data": []}, "any.json has no questions"),
-    ([GOOD | {"id": 7}], r"data\[0\].paragraphs\[0\].qas\[0\]: 'id' is 7; .* string"),
-    ([GOOD | {"answers": [{"text": "France", "answer_start": "2"}]}], r"'answer_start' is '2'; .* whole number"),
-    ([GOOD | {"answers": {"text": ["x" * 99]}}], r"q7: 'answers' is {'text': \['x{37}\.\.\.x{38}'\]}; .* list"),
-    ([GOOD | {"question": None}], "any.json, question q7: 'question' is None; .* string"),
-    ([{k: v for k, v in GOOD.items() if k != "answers"}], "question q7: 'answers' is missing; .* list"),
-    ([GOOD | {"answers": [{"text": "France"}]}], "question q7: 'answer_start' is missing; .* whole number"),
-    ([GOOD | {"answers": [{"answer_start": 1}]}], "question q7: 'text' is missing; .* string"),
-    ([GOOD | {"answers": ["France"]}], "question q7: 'text' is missing; .* string"),
-    ([GOOD | {"is_impossible": True}], "question q7: is_impossible is true with 1 answers"),
-    ([question("q7", NORMANS) | {"is_impossible": False}], "q7: is_impossible is false with 0 answers"),
-    ([question("q7", NORMANS)], "question q7: .* no answer, but SQuAD 1.1 .* squad2.0"),
-    ([GOOD, GOOD], "question q7: the id occurs twice"),
-    ([question("q7", " \n")], "question q7: the context is empty"),
-    ([question("q7", NORMANS, ("", 0))], "question q7: the text of an answer is empty"),
-    ([GOOD | {"question": "\ud83d"}], r"question q7: \\ud83d is half a character"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("content", "message"), BAD, ids=range(len(BAD)))
-def test_bad_files(tmp_path, content, message):
-    path = tmp_path / "any.json"
-    if isinstance(content, list) and content:
-        write(path, *content)
-    else:
-        path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
-    with pytest.raises(ValueError, match=message) as caught:
-        QuestionAnswering("squad1.1", path).examples("validation")
-    assert "\n" not in str(caught.value)
-
-
 def test_bad_settings(tmp_path):
     with pytest.raises(ValueError, match="there is no 'squad3'; .* squad1.1, squad2.0"):
         QuestionAnswering("squad3")
@@ -149,12 +119,135 @@ def test_tensorflow_datasets(tmp_path, name):
 
     with tfds.testing.mock_data(data_dir=str(tmp_path), as_dataset_fn=filled):
         raw = read(QuestionAnswering(name), "train")
+    assert {*raw} == {"id", "question", "context", "answers", "answer_start", "answer_end"}
     assert raw["answers"] == ['["首都", "平原"]'.encode()]
     assert raw["context"][0][raw["answer_start"][0] : raw["answer_end"][0]].decode() == "首都"
 
 
-def test_files_and_tensorflow_datasets_give_equal_examples(tmp_path):
-    write(tmp_path / "dev.json", GOOD)
-    assert set(read(QuestionAnswering("squad1.1", tmp_path), "validation")) == {
-        *("id", "question", "context", "answers", "answer_start", "answer_end")
-    }
+# -----------------------------------------------------------------------------------------------------------
+# Windows and labels
+
+
+def pieces_of(tokenizer: WordPiece, context: str, start: int, end: int) -> list[int]:
+    """The tokens that share a byte with an answer."""
+    _, starts, ends = (values[0].numpy().tolist() for values in tokenizer.tokenize_with_offsets([context]))
+    return [i for i, (a, b) in enumerate(zip(starts, ends, strict=True)) if a < end and b > start]
+
+
+def test_labels_of_drawn_windows(small, tmp_path):
+    path = write(
+        tmp_path / "dev.json",
+        question("q1", "good bad warm dull film", "warm dull", text="the"),
+        question("q2", "good bad warm", text="the"),
+        question("q3", "good bad", ("warm", 0), text="the"),
+        question("q4", "good \u0301 bad", "\u0301", text="the"),  # an accent alone, which goes
+    )
+    task = QuestionAnswering("squad2.0", path, doc_stride=2, max_query_length=1)
+    raw = {name: tf.constant(value) for name, value in read(task, "validation").items()}
+    features = task.features(Preprocessor(small, seq_length=7), raw)
+    labels, weights = task.labels(raw, features)
+    #                       [CLS] the [SEP] good bad warm [SEP]; .. warm dull film ..; q2; q3; q4
+    assert features[EXAMPLE_INDEX].numpy().tolist() == [0, 0, 1, 2, 3]
+    assert labels.numpy().tolist() == [[0, 0], [3, 4], [0, 0], [0, 0], [0, 0]]
+    assert weights.numpy().tolist() == [[1, 1], [1, 1], [1, 1], [0, 0], [0, 0]]
+    assert (labels.dtype, weights.dtype) == (tf.int32, tf.float32)
+
+
+def recovered(task: QuestionAnswering, raw: dict[str, np.ndarray], preprocess: Preprocessor) -> list[bytes]:
+    """The labels' spans in the original bytes, one for each question; b"" where no window holds the answer."""
+    features = task.features(preprocess, raw)
+    labels, _ = task.labels(raw, features)
+    rows = {name: features[name].numpy() for name in (START_BYTES, END_BYTES, EXAMPLE_INDEX)}
+    found = [b""] * len(raw["id"])
+    for row, (first, last) in enumerate(labels.numpy()):
+        example = rows[EXAMPLE_INDEX][row]
+        if first > 0:
+            context = raw["context"][example]
+            found[example] = context[rows[START_BYTES][row, first] : rows[END_BYTES][row, last]]
+    return found
+
+
+def test_every_gold_answer_is_in_some_window(data_dir):
+    """All of XQuAD's 1,190, and all but one of them byte for byte."""
+    task = QuestionAnswering("squad1.1", data_dir / "squad" / "xquad.en.json")
+    raw = read(task, "validation")
+    tokenizer = WordPiece.from_file(str(data_dir / "vocab" / "uncased_30522.txt"))
+    found = recovered(task, raw, Preprocessor(tokenizer, seq_length=384, pad_to_longest=True))
+    golds = [json.loads(answers)[0].encode() for answers in raw["answers"]]
+    assert [gold in span for gold, span in zip(golds, found, strict=True)] == [True] * 1190
+    wider = [pair for pair in zip(golds, found, strict=True) if pair[0] != pair[1]]
+    # One gold answer ends inside a number, where no wordpiece does.
+    assert wider == [(b"7,000,000 square kilometres (2,70", b"7,000,000 square kilometres (2,700")]
+
+
+def test_every_chinese_answer_is_in_some_window(data_dir, tmp_path):
+    answers = ["北京", "中华人民共和国", "首都", "华北平原的北部", "2189万人", "16410平方公里"]
+    context = CHINESE * 3  # longer than a window; each answer is asked for in each third
+    thirds = [(answer, i * len(CHINESE) + CHINESE.index(answer)) for i in range(3) for answer in answers]
+    questions = [question(f"q{i}", context, place, text="什么?") for i, place in enumerate(thirds)]
+    task = QuestionAnswering(
+        "squad1.1", write(tmp_path / "dev.json", *questions), doc_stride=16, max_query_length=8
+    )
+    raw = read(task, "validation")
+    tokenizer = WordPiece.from_file(str(data_dir / "vocab" / "chinese_21128.txt"))
+    found = recovered(task, raw, Preprocessor(tokenizer, seq_length=48))
+    assert [span.decode() for span in found] == [answer for answer, _ in thirds]
+
+
+def test_labels_against_plain_python(data_dir):
+    """Small windows, so that many do not hold the answer, or hold a part of it."""
+    task = QuestionAnswering(
+        "squad1.1", data_dir / "squad" / "xquad.en.json", doc_stride=9, max_query_length=5
+    )
+    raw = {name: value[::40] for name, value in read(task, "validation").items()}
+    tokenizer = WordPiece.from_file(str(data_dir / "vocab" / "uncased_30522.txt"))
+    features = task.features(Preprocessor(tokenizer, seq_length=32, pad_to_longest=True), raw)
+    labels, weights = (value.numpy() for value in task.labels(raw, features))
+    index, places = features[EXAMPLE_INDEX].numpy(), features[START_BYTES].numpy()
+    kinds = set()
+    for example in range(len(raw["id"])):
+        context, start, end = (raw[name][example] for name in ("context", "answer_start", "answer_end"))
+        pieces = pieces_of(tokenizer, context.decode(), start, end)
+        for number, row in enumerate(np.flatnonzero(index == example)):
+            shown = np.flatnonzero(places[row] >= 0)
+            first = 9 * number  # the window's first piece
+            inside = [first <= piece < first + len(shown) for piece in pieces]
+            expected = [shown[0] + pieces[i] - first if all(inside) else 0 for i in (0, -1)]
+            assert labels[row].tolist() == expected
+            kinds.add((all(inside), any(inside)))
+    assert kinds == {(True, True), (False, True), (False, False)}
+    assert weights.min() == 1
+
+
+def test_no_room_for_a_context(small, tmp_path):
+    """The data set raises the error of `windows` unchanged."""
+    task = QuestionAnswering("squad1.1", write(tmp_path / "dev.json", GOOD))
+    with pytest.raises(ValueError, match="^seq_length 64 leaves no room for the context beside 64 tokens"):
+        dataset(task, Preprocessor(small, seq_length=64), task.examples("validation"), batch_size=4)
+
+
+def test_truncated_questions_are_counted(small, tmp_path):
+    asked = ("the film", "the film .", "the film . very dull")  # 2, 3 and 5 pieces
+    path = write(tmp_path / "dev.json", *[question(text, "good bad", "bad", text=text) for text in asked])
+    task = QuestionAnswering("squad1.1", path, max_query_length=2)
+    preprocess, examples = Preprocessor(small, seq_length=12), task.examples("validation")
+    message = "^2 of 3 questions are longer than max_query_length, 2 tokens, and are truncated"
+    with pytest.warns(UserWarning, match=message):
+        task.check(preprocess, examples)
+    QuestionAnswering("squad1.1", path, max_query_length=5).check(preprocess, examples)
+
+
+def test_training_batches(small, tmp_path):
+    """Batches of windows, labels beside them, padded as far as the longest."""
+    contexts = [" ".join(random.Random(i).choices(["good", "bad"], k=5 * i + 1)) for i in range(6)]
+    asked = [question(str(i), c, "good", text="the") for i, c in enumerate(contexts) if "good" in c]
+    path = write(tmp_path / "train.json", *asked)
+    task = QuestionAnswering("squad1.1", path, doc_stride=4, max_query_length=2)
+    preprocess = Preprocessor(small, seq_length=12, pad_to_longest=True)
+    for features, labels, weights in dataset(task, preprocess, task.examples("train"), batch_size=4, seed=1):
+        count = len(labels)
+        assert labels.shape == weights.shape == [count, 2]
+        longest = int(tf.reduce_max(tf.reduce_sum(features[INPUT_MASK], 1)))
+        assert features[INPUT_MASK].shape == [count, longest]
+        at_label = tf.gather(features[INPUT_WORD_IDS], labels, batch_dims=1).numpy()
+        assert set(at_label.ravel()) <= {VOCABULARY.index("good"), VOCABULARY.index("[CLS]")}

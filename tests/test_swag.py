@@ -11,11 +11,11 @@ import tensorflow as tf
 
 from bert_keras import checkpoints
 from bert_keras.config import BertConfig
+from bert_keras.errors import BertKerasError
 from bert_keras.features import ENCODER_INPUTS, INPUT_MASK, INPUT_TYPE_IDS, INPUT_WORD_IDS, POOLED_OUTPUT
 from bert_keras.model.encoder import BertEncoder
-from bert_keras.savedmodels.export import export
-from bert_keras.savedmodels.verify import ask
 from bert_keras.tasks.batches import dataset, predict
+from bert_keras.tasks.data.tables import read_examples
 from bert_keras.tasks.devices.strategies import strategy
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams
@@ -117,51 +117,6 @@ def test_training_on_one_data_set_and_evaluating_on_another(data_dir):
     assert task.examples("train").element_spec == task.examples("validation").element_spec
 
 
-THREE = SECOND.replace(",is good,0", ",,0")
-BAD = [
-    ("train.csv", "", "train.csv is empty"),
-    ("train.csv", "text,label\na,0\n", "the columns text, label | sent1, sent2, ending0, ending1, ... and label"),
-    ("train.csv", HEADER, "train.csv has no examples"),
-    ("train.csv", HEADER + FIRST + THREE, "line 3: ending 3 is empty | all 4"),
-    ("train.csv", HEADER.replace(",ending3", "") + "v,1,x,a,b,g,c,d,e,0\n", "has 3 endings (ending0, ending1, ...) | expected 4"),
-    ("train.csv", HEADER + SECOND.replace(",is good", ""), "line 2: 10 column(s) | expected 11, separated by commas: video-id"),
-    ("train.csv", HEADER + SECOND.replace(",0\n", ",4\n"), "line 2: label '4' | 0 to 3"),
-    ("train.csv", HEADER + SECOND.replace(",0\n", ",\n"), "line 2: label '' | 0 to 3"),
-    # Two stray quotes, and all between them would be one field.
-    (
-        "train.csv",
-        HEADER + SECOND + SECOND.replace("v,", '"v,', 1) + SECOND.replace("v,", 'v",', 1),
-        "line 3: a quote stays open | quotes in pairs, within a line",
-    ),
-    ("train.tsv", "o\ta\tb\tc\td\t0\n", "has 3 endings (ending0, ending1, ...) | expected 4 (--num-choices)"),
-    ("train.tsv", CODAH + "o\ta\tb\tc\td\te\tf\t0\n", "line 4: 8 column(s) | expected 7"),
-    ("train.tsv", "o\ta\tb\tc\td\te\t-1\n", "line 1: label '-1' | 0 to 3"),
-    ("train.tsv", "o\ta\tb\tc\td\t \t1\n", "line 1: ending 3 is empty"),
-    ("train.tsv", "o\ta\n", " has 0 endings | expected 4"),
-    ("train.jsonl", "[]\n", "line 1: a JSON list"),
-    ("train.jsonl", JSONL.replace('"choices"', '"endings"'), "has 0 endings (choices0, choices1, ...) | expected 4"),
-    ("train.jsonl", JSONL.replace('"a", ', ""), "line 1: 3 endings | expected 4"),
-    ("train.jsonl", JSONL.replace('"a"', "1"), "line 1: 'ending 0' is 1, not text"),
-    ("train.jsonl", JSONL.replace('"answer": 1', '"answer": 4'), "line 1: label 4"),
-    ("train.jsonl", JSONL.replace('"answer": 1', '"answer": true'), "line 1: label True"),
-    ("train.jsonl", JSONL.replace('"answer": 1, ', ""), "line 1: no label"),
-    ("train.jsonl", JSONL.replace('["a", "b", "c", "d"]', '"abcd"'), "line 1: no list but 'abcd', expected 4"),
-    ("train.jsonl", JSONL + JSONL.replace("film", "\\ud83d"), "line 2: 'startphrase': \\ud83d is half a character"),
-    ("train.jsonl", JSONL.replace('"d"', '"\\udc00"'), "line 1: 'ending 3': \\udc00 is half a character"),
-    ("train.txt", "a", "train.txt | .tsv, .csv, .jsonl, .parquet"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "content", "facts"), BAD, ids=[f"{c[0]} {c[2][:35]}" for c in BAD])
-def test_bad_files(tmp_path, name, content, facts):
-    path = write(tmp_path / name, content)
-    with pytest.raises(ValueError) as caught:
-        MultipleChoice("codah", {"train": path}).examples("train")
-    message = str(caught.value)
-    assert message.startswith(str(path)) and all(fact in message for fact in facts.split(" | "))
-    assert "\n" not in message
-
-
 def test_numbers_of_endings_other_than_four(tmp_path):
     task = MultipleChoice.open("codah", write(tmp_path / "a.tsv", "o\ta\tb\tc\td\t2\n"), num_choices=3)
     assert read(task)["endings"].tolist() == [[b"b", b"c", b"d"]]
@@ -199,12 +154,9 @@ def test_features_are_pairs(fixed):
     got = tf.function(lambda rows: task.features(preprocess, rows))(ROWS)
     words = np.array(runs.VOCABULARY)[got[INPUT_WORD_IDS].numpy()]
     text = [[" ".join(row).replace(" [PAD]", "") for row in example] for example in words]
+    first = [f"[CLS] good film [SEP] {ending} [SEP]" for ending in ("bad", "is very dull", "a")]
     assert text == [
-        [
-            "[CLS] good film [SEP] bad [SEP]",
-            "[CLS] good film [SEP] is very dull [SEP]",
-            "[CLS] good film [SEP] a [SEP]",
-        ],
+        first,
         ["[CLS] the [SEP] plot . the plot [SEP]", "[CLS] the [SEP] [SEP]", "[CLS] the [SEP] actor [SEP]"],
     ]
     length = 12 if fixed else 8
@@ -305,24 +257,18 @@ def place(tmp_path_factory):
     write_endings(folder / "data" / "train.tsv", count=96, seed=1)
     write_endings(folder / "data" / "dev.tsv", count=40, seed=2)
     task = MultipleChoice("codah", folder / "data")
-    results = finetune(
-        task,
-        checkpoint=folder / "checkpoint",
-        output=folder / "run",
-        hparams=Hparams(epochs=2, batch_size=8, learning_rate=2e-3, seq_length=24),
-        verbose=0,
-        log=lambda line: None,
-    )
-    return folder, results
+    hparams = Hparams(epochs=2, batch_size=8, learning_rate=2e-3, seq_length=24)
+    quiet = {"verbose": 0, "log": lambda line: None}
+    places = {"checkpoint": folder / "checkpoint", "output": folder / "run"}
+    return folder, finetune(task, **places, hparams=hparams, **quiet)
 
 
 def test_a_tiny_model_learns_and_reloads_with_equal_measures(place):
     folder, results = place
     assert results["measures"]["val_accuracy"] > 0.9  # by chance 0.25
     run = load_run(folder / "run", data=folder / "data")
-    answers, examples = predict(
-        run.task, run.preprocess, run.model, run.task.examples("validation"), batch_size=7
-    )
+    dev = run.task.examples("validation")
+    answers, examples = predict(run.task, run.preprocess, run.model, dev, batch_size=7)
     assert np.mean(answers["label"] == examples["label"]) == results["measures"]["val_accuracy"]
     assert answers["probabilities"].shape == (40, 4)
     chosen = examples["endings"][np.arange(40), answers["label"]]
@@ -347,50 +293,23 @@ def test_the_recipe_under_a_strategy(place):
     assert np.isfinite(history["loss"][0])
 
 
-@pytest.mark.slow  # tests/test_serving_safety.py asks an untrained one of every task the same
-def test_export_predicts_the_same_in_a_fresh_process(place, tmp_path):
-    folder, _ = place
-    run = load_run(folder / "run")
-    served = export(run, tmp_path / "served")
-    given = {
-        "context": ["the film is good .", ""],
-        "endings": [["is warm", "", "a", "b"], ["真", "b", "c", "d " * 50]],
-    }
-    answers = ask(served, given)
-    examples = tf.data.Dataset.from_tensor_slices({name: tf.constant(rows) for name, rows in given.items()})
-    expected, _ = predict(run.task, run.preprocess, run.model, examples)
-    assert answers["label"] == expected["label"].tolist()
-    assert answers["ending"] == [text.decode() for text in expected["ending"]]
-    np.testing.assert_allclose(answers["probabilities"], expected["probabilities"], atol=1e-6)
-
-
 ASKED = [
     ("the film is good .", ["is warm", "is dull", "a", "b"]),
     ("a plot", ["", "bad", 'is "very', "good"]),
 ]
-
-
-def as_jsonl():
-    return "".join(json.dumps({"context": a, "endings": b, "extra": 1}) + "\n" for a, b in ASKED)
-
-
-def as_tsv():
-    rows = [("context", *(f"endings{i}" for i in range(4))), *((a, *b) for a, b in ASKED)]
-    return "".join("\t".join(row) + "\n" for row in rows)
-
-
-def as_lines():
-    return "".join("\t".join((a, *b)) + "\n" for a, b in ASKED)
+COLUMNS = ("context", *(f"endings{i}" for i in range(4)))
+FORMS = {
+    "jsonl": "".join(json.dumps({"context": a, "endings": b, "extra": 1}) + "\n" for a, b in ASKED),
+    "tsv": "".join("\t".join(row) + "\n" for row in (COLUMNS, *((a, *b) for a, b in ASKED))),
+    "txt": "".join("\t".join((a, *b)) + "\n" for a, b in ASKED),
+}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("suffix", "content"), [("jsonl", as_jsonl()), ("tsv", as_tsv()), ("txt", as_lines())]
-)
-def test_predict_by_command(place, tmp_path, capfd, suffix, content):
+@pytest.mark.parametrize("suffix", FORMS)
+def test_predict_by_command(place, tmp_path, capfd, suffix):
     folder, _ = place
-    path = write(tmp_path / f"asked.{suffix}", content)
-    flags = ("--run", folder / "run", "--input", path)
+    flags = ("--run", folder / "run", "--input", write(tmp_path / f"asked.{suffix}", FORMS[suffix]))
     code, out, err = runs.run_command(capfd, "predict", *flags, "--format", "jsonl")
     assert (code, err) == (0, "")
     answers = [json.loads(line) for line in out.splitlines()]
@@ -404,21 +323,23 @@ def test_predict_by_command(place, tmp_path, capfd, suffix, content):
 
 
 @pytest.mark.parametrize(
-    ("suffix", "content", "line", "about"),
+    ("suffix", "added", "message"),
     [
-        ("jsonl", as_jsonl() + '{"context": "a", "endings": ["b", "c", "d"]}\n', 3, "'endings' has 3 text(s); give 4"),
-        ("jsonl", as_jsonl() + '{"context": "a", "endings": "bcde"}\n', 3, "'endings' has 1 text(s); give 4"),
-        ("tsv", as_tsv() + "a\tb\tc\td\n", 4, "4 column(s), expected 5"),
-        ("txt", as_lines() + "a\tb\tc\td\n", 3, "4 text(s), expected 5"),
+        (
+            "jsonl",
+            '{"context": "a", "endings": ["b", "c", "d"]}\n',
+            "line 3: 'endings' has 3 text(s); give 4",
+        ),
+        ("jsonl", '{"context": "a", "endings": "bcde"}\n', "line 3: 'endings' has 1 text(s); give 4"),
+        ("tsv", "a\tb\tc\td\n", "line 4: 4 column(s), expected 5"),
+        ("txt", "a\tb\tc\td\n", "line 3: 4 text(s), expected 5"),
     ],
-    ids=["jsonl-three", "jsonl-text", "tsv-three", "txt-three"],
-)  # fmt: skip
-def test_predict_refuses_three_endings(place, tmp_path, capfd, suffix, content, line, about):
-    folder, _ = place
-    path = write(tmp_path / f"asked.{suffix}", content)
-    code, _, err = runs.run_command(capfd, "predict", "--run", folder / "run", "--input", path)
-    assert code == 1 and f"asked.{suffix}, line {line}: {about}" in err
-    assert err.count("\n") == 1
+)
+def test_predict_refuses_three_endings(tmp_path, suffix, added, message):
+    path = write(tmp_path / f"asked.{suffix}", FORMS[suffix] + added)
+    with pytest.raises(BertKerasError) as caught:
+        list(read_examples(str(path), ["context", "endings"], {"endings": 4}))
+    assert str(caught.value).startswith(f"{path}, {message}")
 
 
 def test_evaluate_by_command(place, capfd):
@@ -431,24 +352,12 @@ def test_evaluate_by_command(place, capfd):
 
 def test_one_file_cannot_train_and_evaluate(place, tmp_path, capfd):
     folder, _ = place
-    flags = ("--checkpoint", folder / "checkpoint", "--output", tmp_path / "run")
     data = folder / "data" / "train.tsv"
-    code, _, err = runs.run_command(capfd, "finetune", "--task", "codah", "--data", data, *flags)
+    flags = ("--task", "codah", "--data", data, "--checkpoint", folder / "checkpoint")
+    flags += ("--output", tmp_path / "run")
+    code, _, err = runs.run_command(capfd, "finetune", *flags)
     assert code == 1 and "is one file, without a dev split; give the dev split's file as --dev-data" in err
-    flags += (
-        "--data",
-        data,
-        "--dev-data",
-        folder / "data" / "dev.tsv",
-        "--num-choices",
-        3,
-        "--seq-length",
-        24,
-    )
-    code, _, err = runs.run_command(capfd, "finetune", "--task", "codah", *flags)
-    assert (
-        code == 1
-        and "dev.tsv has 4 endings (ending0, ending1, ...), expected 3 (--num-choices) in every example"
-        in err
-    )
+    flags += ("--dev-data", folder / "data" / "dev.tsv", "--num-choices", 3, "--seq-length", 24)
+    code, _, err = runs.run_command(capfd, "finetune", *flags)
+    assert code == 1 and "dev.tsv has 4 endings (ending0, ending1, ...), expected 3 (--num-choices)" in err
     assert not (tmp_path / "run").exists()

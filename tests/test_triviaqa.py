@@ -109,17 +109,13 @@ def test_the_file_is_squads(triviaqa, tmp_path):
         for paragraph in article["paragraphs"]
         for question in paragraph["qas"]
     ]
-    assert found == [
-        (
-            "Lewis",
-            "é 東京: Sinclair Lewis wrote.",
-            "q1--Lewis.txt",
-            [{"text": "Sinclair Lewis", "answer_start": 6}],
-        ),
-        ("東京", "In 東京都, or Tōkyō.", "q2--東京.txt", [{"text": "Tōkyō", "answer_start": 11}]),
-        ("Union", "The u-s-a.", "q3--Union.txt", [{"text": "u-s-a", "answer_start": 4}]),
-        ("Long", "word " * 399 + "early", "q5--Long.txt", [{"text": "early", "answer_start": 1995}]),
+    wanted = [
+        ("Lewis", "é 東京: Sinclair Lewis wrote.", "q1--Lewis.txt", "Sinclair Lewis", 6),
+        ("東京", "In 東京都, or Tōkyō.", "q2--東京.txt", "Tōkyō", 11),
+        ("Union", "The u-s-a.", "q3--Union.txt", "u-s-a", 4),
+        ("Long", "word " * 399 + "early", "q5--Long.txt", "early", 1995),
     ]
+    assert found == [(*texts, [{"text": text, "answer_start": start}]) for *texts, text, start in wanted]
     rows = list(QuestionAnswering("squad1.1", file).examples("train").as_numpy_iterator())
     spans = [row["context"][row["answer_start"] : row["answer_end"]].decode() for row in rows]
     assert spans == ["Sinclair Lewis", "Tōkyō", "u-s-a", "early"]

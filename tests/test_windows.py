@@ -42,11 +42,9 @@ def spans(length: int, *, room: int, stride: int) -> list[tuple[int, int]]:
 
 def owner(windows: list[tuple[int, int]], piece: int) -> int:
     """The window that shows a piece with the most context; the first of equal ones."""
+    shown = [min(piece - start, start + length - 1 - piece) for start, length in windows]
     scores = [
-        min(piece - start, start + length - 1 - piece) + 0.01 * length
-        if start <= piece < start + length
-        else -1
-        for start, length in windows
+        least + 0.01 * length if least >= 0 else -1 for least, (_, length) in zip(shown, windows, strict=True)
     ]
     return scores.index(max(scores))
 
@@ -119,13 +117,11 @@ def test_real_questions(data_dir, seq_length, stride, most):
         tf.constant(contexts), question=tf.constant(questions), doc_stride=stride, max_query_length=most
     )
     special = {CLS: uncased.special.start, SEP: uncased.special.end}
-    expected = [
-        window | {INPUT_WORD_IDS: [special.get(id_, id_) for id_ in window[INPUT_WORD_IDS]]}
-        for context, question in pairs
-        for window in expected_rows(
-            uncased, context, question, seq_length=seq_length, stride=stride, most=most
-        )
-    ]
+    options, expected = {"seq_length": seq_length, "stride": stride, "most": most}, []
+    for pair in pairs:
+        for window in expected_rows(uncased, *pair, **options):
+            ids = [special.get(id_, id_) for id_ in window[INPUT_WORD_IDS]]
+            expected.append(window | {INPUT_WORD_IDS: ids})
     assert_windows(features, expected)
 
 

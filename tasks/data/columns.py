@@ -1,15 +1,20 @@
-"""Texts as people have them in Python -> columns of strings: lists, NumPy arrays, data frames, tensors.
+"""Texts and labels as people have them -> columns: lists, NumPy arrays, data frames, tensors, and the labels in files.
 
 A problem names its texts in `signature`. One text is a list of strings; several texts are a dict or a data frame of columns, a
 tuple of columns, or a list of tuples.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from bert_keras.errors import BertKerasError
+from bert_keras.errors import BertKerasError, first_names
+from bert_keras.io.json_files import is_finite, shortened
+from bert_keras.tasks.data.sources import check_text
+
+SEPARATOR = "|"  # between the labels of one text, in files without lists
 
 
 def read_columns(x: Any, names: Sequence[str], *, nested: Sequence[str] = ()) -> dict[str, np.ndarray]:
@@ -65,10 +70,8 @@ def _texts(values: Any, name: str, *, nested: bool) -> np.ndarray:
         raise BertKerasError(
             f"{name}: rows have {min(counts)} to {max(counts)} texts; give each row as many."
         )
-    return np.array(
-        [[_bytes(text, f"{name}, row {i}") for text in list_values(row)] for i, row in enumerate(rows)],
-        object,
-    ).reshape(len(rows), -1)
+    texts = [[_bytes(text, f"{name}, row {i}") for text in list_values(row)] for i, row in enumerate(rows)]
+    return np.array(texts, object).reshape(len(rows), -1)
 
 
 def list_values(values: Any) -> list[Any]:
@@ -98,6 +101,10 @@ def _bytes(text: Any, where: str) -> bytes:
         ) from error
 
 
+# -----------------------------------------------------------------------------------------------------------
+# Labels in Python
+
+
 def class_resolver(labels: Sequence[str]) -> Callable[[Any], int | None]:
     """A function: the name of a label, or its id -> its id, and None for anything else.
 
@@ -107,7 +114,7 @@ def class_resolver(labels: Sequence[str]) -> Callable[[Any], int | None]:
     ids = {label: i for i, label in enumerate(labels)}
 
     def resolve(value: Any) -> int | None:
-        value = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+        value = _as_str(value)
         if isinstance(value, bool) and not numbers:
             return ids.get(str(value))
         if numbers and isinstance(value, int | np.integer):
@@ -119,18 +126,22 @@ def class_resolver(labels: Sequence[str]) -> Callable[[Any], int | None]:
     return resolve
 
 
-def class_ids(y: Any, labels: Sequence[str]) -> np.ndarray:
-    """Class ids int32 [N] from names of labels or from ids. Raises BertKerasError, with the row, for anything else.
+def _as_str(value: Any) -> Any:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
-    Where all labels are whole numbers in digits, such as "1" to "5", a number is a name.
+
+def class_ids(y: Any, labels: Sequence[str]) -> np.ndarray:
+    """Class ids int32 [N] from names of labels or from ids, as `class_resolver` takes them.
+
+    Raises BertKerasError, with the row, for anything else.
     """
-    rows, resolve = list_values(y), class_resolver(labels)
-    found = [resolve(value) for value in rows]
+    rows = list_values(y)
+    found = [*map(class_resolver(labels), rows)]
     if None in found:
         row = found.index(None)
-        value = rows[row].decode("utf-8", "replace") if isinstance(rows[row], bytes) else rows[row]
         raise BertKerasError(
-            f"label {value!r} in row {row}; give one of {', '.join(map(repr, labels))}, or its index, 0 to {len(labels) - 1}."
+            f"label {_as_str(rows[row])!r} in row {row}; give one of {', '.join(map(repr, labels))}, or its index, 0 to "
+            f"{len(labels) - 1}."
         )
     return np.array(found, np.int32)
 
@@ -146,11 +157,10 @@ def scores(y: Any) -> np.ndarray:
 
 def label_sets(y: Any, labels: Sequence[str]) -> np.ndarray:
     """Any number of labels for each text as float32 [N, C] of 0 and 1, from lists of names or from such an array."""
-    rows = [list_values(row) for row in list_values(y)]
+    rows = [[*map(_as_str, list_values(row))] for row in list_values(y)]
     found = np.zeros((len(rows), len(labels)), np.float32)
     ids = {label: i for i, label in enumerate(labels)}
-    for row, values in enumerate(rows):
-        names = [value.decode() if isinstance(value, bytes) else value for value in values]
+    for row, names in enumerate(rows):
         if all(isinstance(name, str) for name in names):
             if unknown := [name for name in names if name not in ids]:
                 raise BertKerasError(
@@ -164,3 +174,80 @@ def label_sets(y: Any, labels: Sequence[str]) -> np.ndarray:
                 f"labels {names!r} in row {row}; give a list of names, or a 0 or 1 for each of {', '.join(map(repr, labels))}."
             )
     return found
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Labels in files
+
+
+def label_parser(
+    label_type: str, labels: Sequence[str], bounds: tuple[float, float]
+) -> Callable[[Any, str], Any]:
+    """(value in a file, where it is) -> label id, score, or 0 and 1 for each label. It raises BertKerasError for any other.
+
+    label_type: "class", "score" or "multi"
+    labels: in the spelling of the files
+    bounds: the lowest and the highest score
+    """
+    ids = {label: i for i, label in enumerate(labels)}
+    low, high = bounds
+
+    def parse_class(value: Any, where: str) -> int:
+        written = read_label(value, where)
+        if written not in ids:
+            names = all(read_number(label) is None for label in ids)
+            advice = (
+                "; write the names in place of numbers" if names and read_number(written) is not None else ""
+            )
+            raise BertKerasError(
+                f"{where}: unknown label {written!r}; the labels are {first_names(ids, 20)}{advice}."
+            )
+        return ids[written]
+
+    def parse_score(value: Any, where: str) -> float:
+        number = read_number(value)
+        if number is None or not low <= number <= high:
+            span = f" from {low} to {high}" if math.isfinite(high) else ""
+            raise BertKerasError(f"{where}: score {shortened(value)} is not a number{span}.")
+        return number
+
+    def parse_set(value: Any, where: str) -> np.ndarray:
+        found = np.zeros(len(ids), np.float32)
+        found[[parse_class(one, where) for one in read_labels(value, where)]] = 1
+        return found
+
+    return {"class": parse_class, "score": parse_score, "multi": parse_set}[label_type]
+
+
+def read_label(value: Any, where: str) -> str:
+    """The name of a label in a file: text without surrounding spaces, a number, or true and false."""
+    if isinstance(value, str):
+        check_text(where, value)
+        return value.strip()
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float) and value == value:
+        return str(value)
+    given = "empty" if value is None or value != value else shortened(value)
+    raise BertKerasError(f"{where}: the label is {given}; give one label.")
+
+
+def read_labels(value: Any, where: str) -> list[str]:
+    """Any number of labels: a list, or text with SEPARATOR between them; an empty text has none."""
+    if not isinstance(value, str | list):
+        raise BertKerasError(
+            f"{where}: the labels are {'empty' if value is None else shortened(value)}; give a list, or text with {SEPARATOR} "
+            "between labels."
+        )
+    if isinstance(value, str):
+        value = value.split(SEPARATOR) if value.strip() else []
+    return [read_label(one, where) for one in value]
+
+
+def read_number(value: Any) -> float | None:
+    """The finite float32 number that a value of a file stands for; None if it stands for none."""
+    try:
+        number = float(value) if isinstance(value, str) else value
+    except ValueError:
+        return None
+    return float(number) if is_finite(number) else None

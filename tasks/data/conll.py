@@ -100,35 +100,35 @@ def read_corpus(path: str | Path, *, column: int = -1, least: int = 2, most: int
         "give lists of words and of tags to fit of bert_keras.tagger in Python",
     )
     documents: list[list[Sentence]] = [[]]
-    marked, expected, open_sentence = False, 0, False
+    marked, expected, sentence = False, 0, None
     source = f"{path}, line"
     for number, line in numbered_lines(to_path(path)):
         columns = re.split("[ \t]+", line.strip(" \t\r"))
         if columns == [""]:
-            open_sentence = False
-        elif not open_sentence and columns[0] == "#" and not _TAG.fullmatch(columns[-1]):
+            sentence = None
+        elif sentence is None and columns[0] == "#" and not _TAG.fullmatch(columns[-1]):
             continue
         elif columns[0] == DOCSTART:
-            marked, open_sentence = True, False
+            marked, sentence = True, None
             documents.append([])
         else:
-            expected = expected or len(columns)
-            if most is not None and len(columns) > most:
+            expected, found = expected or len(columns), len(columns)
+            if most is not None and found > most:
                 raise BertKerasError(
-                    f"{source} {number}: {len(columns)} columns, expected at most {most}: word, part of speech, chunk, entity; "
+                    f"{source} {number}: {found} columns, expected at most {most}: word, part of speech, chunk, entity; "
                     "remove the others."
                 )
-            if len(columns) < least or len(columns) != expected:
+            if found < least or found != expected:
                 wanted = "a word first, its tag last" if least == 2 else "word, part of speech, chunk, entity"
                 raise BertKerasError(
-                    f"{source} {number}: {len(columns)} column(s), expected {max(expected, least)}: {wanted}."
+                    f"{source} {number}: {found} column(s), expected {max(expected, least)}: {wanted}."
                 )
-            if not open_sentence:
-                documents[-1].append(Sentence([], [], source, number))
-                open_sentence = True
-            documents[-1][-1].words.append(columns[0])
-            documents[-1][-1].tags.append(columns[column])
-    documents = [document for document in documents if document]
+            if sentence is None:
+                sentence = Sentence([], [], source, number)
+                documents[-1].append(sentence)
+            sentence.words.append(columns[0])
+            sentence.tags.append(columns[column])
+    documents = [*filter(None, documents)]
     if not documents:
         raise BertKerasError(f"{path} has no words; give a word and its tag on each line.")
     return Corpus(documents, marked)
@@ -161,10 +161,9 @@ def check_tags(sentences: Iterable[Sentence], scheme: str) -> None:
         for word, tag in enumerate(sentence.tags):
             prefix, _, kind = tag.partition("-")
             if tag != OUTSIDE and not (prefix in known and kind):
-                expected = ", ".join(f"{prefix}-TYPE" for prefix in sorted(known))
                 raise BertKerasError(
                     f"{sentence.where(word)}: unknown tag {shortened(tag)}; {scheme}, the scheme of the training file, has O, "
-                    f"{expected}."
+                    f"{', '.join(f'{prefix}-TYPE' for prefix in sorted(known))}."
                 )
 
 

@@ -1,4 +1,4 @@
-"""GLUE and a user's own tables: data sets of labelled texts, one row for each, and their reader.
+"""Data sets of labelled texts: the rows of GLUE, a user's own tables, and their reader.
 
 In: a row, and a folder, one file, a file for each split, or TensorFlow Datasets. Out: examples {text names: string, "label":
 int32 (float32 for a score, float32 [C] for any number of labels), "idx": int32}.
@@ -6,8 +6,10 @@ Source: Wang et al. 2018, GLUE; feature names, label order and split names are t
 """
 
 import dataclasses
+import keyword
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +17,23 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError, MissingFileError, first_names
-from bert_keras.io.json_files import is_finite, shortened
+from bert_keras.io.json_files import shortened
 from bert_keras.io.paths import to_path
-from bert_keras.tasks.data.sources import Source, check_text, listing, load_tfds, missing_source
-from bert_keras.tasks.data.tables import checked_text, column_names, find_table, read_table
+from bert_keras.tasks.data.columns import label_parser, read_label, read_labels, read_number
+from bert_keras.tasks.data.sources import Source, file_of_split, listing, load_tfds, missing_source
+from bert_keras.tasks.data.tables import TableRow, checked_text, column_names, find_table, read_table
+from bert_keras.tasks.options import ColumnOptions
 
 LABEL = "label"
 IDX = "idx"  # the position of the example in its file, from 0
-SEPARATOR = "|"  # between the labels of one text, in files without lists
 UNLABELLED = -1  # the label in TensorFlow Datasets where the test labels are withheld
 COLUMN_ADVICE = "`finetune` reads other columns with --text-column and --label-column (in Python: text_column and label_column)"
+CUSTOM = "custom"  # the name of a user's own data
+TAKEN = (LABEL, IDX, "row", "self", "sample_weight")  # names that a text cannot have
+# Columns that are no text, in any case: pandas writes an index without a name, reads it as one of the last, and in Parquet writes
+# the other.
+NO_TEXT = (IDX, "index", "id", "", "unnamed: 0", "__index_level_0__")
+ENOUGH_ROWS = 20  # with another word in each row, a column holds the names of the rows
 # The files of a user's own data -> the stems of the names that they may have.
 STEMS = {"train.tsv": ("train",), "dev.tsv": ("dev", "valid", "validation"), "test.tsv": ("test",)}
 
@@ -148,11 +157,11 @@ _TABLE = (
     _make_row("ax", "AX", _NLI_TEXTS, _NLI, measures=("matthews",), splits=_AX, other_paths=_AX_PATHS),
 )  # fmt: skip
 ROWS = {row.name: row for row in _TABLE}
+NAMES = (*ROWS, CUSTOM)
 
 
-def is_folder(source: Source | None) -> bool:
-    """True unless the examples are in one file, or in a file for each split."""
-    return not isinstance(source, Mapping) and not (source is not None and to_path(source).is_file())
+# -----------------------------------------------------------------------------------------------------------
+# Examples
 
 
 def check_source(source: Source) -> None:
@@ -165,15 +174,18 @@ def check_source(source: Source) -> None:
 def load_examples(data: TextDataSet, split: str, source: Source | None) -> tf.data.Dataset:
     """The examples of a split, from the files of the source or from TensorFlow Datasets.
 
-    Withheld labels are -1, or NaN in float32.
+    Withheld labels are -1 for a class, else NaN, because a score may be negative.
 
     Raises BertKerasError for an unreadable file, with its line, and MissingFileError for a missing one.
     """
     if split not in data.splits:
         raise BertKerasError(f"{data.name} has no split {split!r}; it has {', '.join(data.splits)}.")
+    withheld: Any = np.int32(UNLABELLED) if data.label_type == "class" else np.float32(np.nan)
+    if data.label_type == "multi":
+        withheld = np.full(len(data.labels), withheld)
     if source is None:
-        return _load_tfds_examples(data, split)
-    return tf.data.Dataset.from_tensor_slices(_read_columns(data, split, source))
+        return _load_tfds_examples(data, split, withheld)
+    return tf.data.Dataset.from_tensor_slices(_read_columns(data, split, source, withheld))
 
 
 def find_split(data: TextDataSet, split: str, source: Source) -> Path:
@@ -181,14 +193,7 @@ def find_split(data: TextDataSet, split: str, source: Source) -> Path:
 
     Raises MissingFileError, with the files of the folder, for a missing file.
     """
-    if isinstance(source, Mapping):
-        name = split if split in source else split.partition("_")[0]  # MNLI has two validation splits
-        if name not in source:
-            raise BertKerasError(
-                f"the {split} split has no file, only {', '.join(source)} has; give a file for {split}."
-            )
-        return find_split(data, split, source[name])
-    path, file = to_path(source), data.splits[split].file
+    path, file = file_of_split(source, split), data.splits[split].file
     if not path.is_dir():
         return path
     folder = path / data.folder if data.folder and (path / data.folder).is_dir() else path
@@ -201,21 +206,13 @@ def find_split(data: TextDataSet, split: str, source: Source) -> Path:
     return found[0]
 
 
-def _get_withheld_label(data: TextDataSet) -> Any:
-    """The label of an example without a label: -1 for a class, else NaN, because a score may be negative."""
-    if data.label_type == "multi":
-        return np.full(len(data.labels), np.nan, np.float32)
-    return np.int32(UNLABELLED) if data.label_type == "class" else np.float32(np.nan)
-
-
-def _load_tfds_examples(data: TextDataSet, split: str) -> tf.data.Dataset:
+def _load_tfds_examples(data: TextDataSet, split: str, withheld: Any) -> tf.data.Dataset:
     if data.name not in ROWS:
         raise BertKerasError(f"{data.name} is not in TensorFlow Datasets; give a file, or a folder of files.")
     examples, _ = load_tfds(f"glue/{data.name}", split, instead="a folder of the official TSV files (--data)")
-    dtype, withheld = tf.int32 if data.labels else tf.float32, _get_withheld_label(data)
 
     def select(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        label = tf.cast(example[LABEL], dtype)
+        label = tf.cast(example[LABEL], withheld.dtype)
         label = tf.where(label == UNLABELLED, withheld, label)
         return {name: example[name] for name in data.text} | {
             LABEL: label,
@@ -225,92 +222,179 @@ def _load_tfds_examples(data: TextDataSet, split: str) -> tf.data.Dataset:
     return examples.map(select, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
-def _read_columns(data: TextDataSet, split: str, source: Source) -> dict[str, np.ndarray]:
+def _read_columns(data: TextDataSet, split: str, source: Source, withheld: Any) -> dict[str, np.ndarray]:
     """All examples of a split as columns [N]."""
     file, path = data.splits[split], find_split(data, split, source)
-    column = file.label
-    if file.may_lack_label and column is not None and column not in column_names(path):
-        column = None
-    columns = [*file.text, *([] if column is None else [column])]
-    texts: list[list[bytes]] = [[] for _ in file.text]
-    labels, idx, parse, withheld = [], [], _make_label_parser(data), _get_withheld_label(data)
-    rows = read_table(
-        path, columns, header=file.header, skip_short_lines=data.skip_short_lines, advice=COLUMN_ADVICE
-    )
-    for where, at, values in rows:
-        for name, value, kept in zip(file.text, values, texts, strict=False):
-            kept.append(checked_text(value, where, name).encode())
-        labels.append(withheld if column is None else parse(values[-1], where))
+    label = [] if file.label is None else [file.label]
+    if file.may_lack_label and not {*label} <= {*column_names(path)}:
+        label = []
+    parse = label_parser(data.label_type, data.file_labels, data.bounds)
+    options: dict[str, Any] = {
+        "header": file.header,
+        "skip_short_lines": data.skip_short_lines,
+        "advice": COLUMN_ADVICE,
+    }
+    texts, labels, idx = [], [], []
+    for where, at, values in read_table(path, [*file.text, *label], **options):
+        given = zip(file.text, values, strict=False)
+        texts.append([checked_text(value, where, name).encode() for name, value in given])
+        labels.append(parse(values[-1], where) if label else withheld)
         idx.append(at)
     if not labels:
         raise BertKerasError(f"{path} has no examples; give at least one line under the header.")
-    return {name: np.array(kept, object) for name, kept in zip(data.text, texts, strict=True)} | {
-        LABEL: np.array(labels, np.int32 if data.label_type == "class" else np.float32),
+    columns = zip(data.text, zip(*texts, strict=True), strict=True)
+    return {name: np.array(column, object) for name, column in columns} | {
+        LABEL: np.array(labels, withheld.dtype),
         IDX: np.array(idx, np.int32),
     }
 
 
-def _make_label_parser(data: TextDataSet) -> Callable[[Any, str], Any]:
-    """(value in a file, where it is) -> label id, score, or 0 and 1 for each label. It raises BertKerasError for any other."""
-    ids = {label: i for i, label in enumerate(data.file_labels)}
-    low, high = data.bounds
-
-    def parse_class(value: Any, where: str) -> int:
-        written = read_label(value, where)
-        if written not in ids:
-            numbered = read_number(written) is not None and not any(
-                read_number(label) is not None for label in ids
-            )
-            advice = "; write the names in place of numbers" if numbered else ""
-            raise BertKerasError(
-                f"{where}: unknown label {written!r}; the labels are {first_names(ids, 20)}{advice}."
-            )
-        return ids[written]
-
-    def parse_score(value: Any, where: str) -> float:
-        number = read_number(value)
-        if number is None or not low <= number <= high:
-            span = f" from {low} to {high}" if math.isfinite(high) else ""
-            raise BertKerasError(f"{where}: score {shortened(value)} is not a number{span}.")
-        return number
-
-    def parse_set(value: Any, where: str) -> np.ndarray:
-        found = np.zeros(len(ids), np.float32)
-        found[[parse_class(one, where) for one in read_labels(value, where)]] = 1
-        return found
-
-    return {"class": parse_class, "score": parse_score, "multi": parse_set}[data.label_type]
+# -----------------------------------------------------------------------------------------------------------
+# A user's own tables
 
 
-def read_label(value: Any, where: str) -> str:
-    """The name of a label in a file: text without surrounding spaces, a number, or true and false."""
-    if isinstance(value, str):
-        check_text(where, value)
-        return value.strip()
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float) and value == value:
-        return str(value)
-    given = "empty" if value is None or value != value else shortened(value)
-    raise BertKerasError(f"{where}: the label is {given}; give one label.")
+def open_data_set(name: str, source: Source | None, options: ColumnOptions | None = None) -> TextDataSet:
+    """The data set named `name`; for "custom", the training file defines it. Options replace the columns.
 
-
-def read_labels(value: Any, where: str) -> list[str]:
-    """Any number of labels: a list, or text with SEPARATOR between them; an empty text has none."""
-    if not isinstance(value, str | list):
+    Raises BertKerasError for an unreadable file, with its line, and MissingFileError for a missing one.
+    """
+    options = options or ColumnOptions()
+    if source is None and name != CUSTOM and options != ColumnOptions():
         raise BertKerasError(
-            f"{where}: the labels are {'empty' if value is None else shortened(value)}; give a list, or text with {SEPARATOR} "
-            "between labels."
+            "text_column and label_column are columns of files; give the files too (--data)."
         )
-    if isinstance(value, str):
-        value = value.split(SEPARATOR) if value.strip() else []
-    return [read_label(one, where) for one in value]
+    if name != CUSTOM:
+        return replace_columns(ROWS[name], options)
+    if source is None:
+        raise BertKerasError(
+            "custom reads its labels from files; give a training file, or a folder that holds train.tsv and dev.tsv."
+        )
+    check_source(source)
+    return _read_own_data_set(source, options)
 
 
-def read_number(value: Any) -> float | None:
-    """The finite float32 number that a value of a file stands for; None if it stands for none."""
-    try:
-        number = float(value) if isinstance(value, str) else value
-    except ValueError:
-        return None
-    return float(number) if is_finite(number) else None
+def replace_columns(data: TextDataSet, options: ColumnOptions) -> TextDataSet:
+    """A data set of GLUE for files with other columns."""
+    if options.label_type is not None:
+        raise BertKerasError(f"label_type applies only to custom; {data.name} has its own type of labels.")
+    if options.text_column is not None and len(options.text_column) != len(data.text):
+        raise BertKerasError(
+            f"text_column is {', '.join(options.text_column)}; {data.name} reads {len(data.text)}: {', '.join(data.text)}."
+        )
+
+    def changed(file: SplitFile) -> SplitFile:
+        text, label = options.text_column or file.text, options.label_column or file.label
+        return dataclasses.replace(file, text=tuple(text), label=file.label and label)
+
+    splits = {split: changed(file) for split, file in data.splits.items()}
+    return dataclasses.replace(data, splits=splits)
+
+
+def make_own_data_set(
+    labels: Sequence[str],
+    *,
+    text: Sequence[str],
+    label_type: str,
+    name: str = CUSTOM,
+    columns: Sequence[str] | None = None,
+    label: str = LABEL,
+) -> TextDataSet:
+    """Tables with labelled texts. columns: those of the texts; None takes the names of the texts."""
+    splits, names = name_splits(*(columns or text), label=label, test_label=label), tuple(labels)
+    given: dict[str, Any] = {"labels": names, "file_labels": names, "label_type": label_type}
+    return TextDataSet(name=name, text=tuple(text), splits=splits, **given)
+
+
+def _read_own_data_set(source: Source, options: ColumnOptions) -> TextDataSet:
+    label = options.label_column or LABEL
+    train = find_split(make_own_data_set((), text=(), label_type="class"), "train", source)
+    text = _choose_text_columns(train, label, options)
+    rows = list(read_table(train, [*text, label], advice=COLUMN_ADVICE))
+    if not rows:
+        raise BertKerasError(f"{train} has no examples; give at least one line under the header.")
+    if options.text_column is None and len(text) == 2:
+        _check_both_are_texts(train, text, rows)
+    rows = [row._replace(values=row.values[-1:]) for row in rows]
+    label_type = options.label_type or _guess_type(train, label, rows)
+    labels = _find_labels(train, label, rows, label_type)
+    return make_own_data_set(labels, text=_name_texts(text), label_type=label_type, columns=text, label=label)
+
+
+def _choose_text_columns(path: Path, label: str, options: ColumnOptions) -> tuple[str, ...]:
+    columns = column_names(path)
+    if options.text_column is not None:
+        if label in options.text_column:
+            raise BertKerasError(f"the column {label!r} is the label and a text; give different columns.")
+        return tuple(options.text_column)
+    text = tuple(column for column in columns if column != label and column.casefold() not in NO_TEXT)
+    if label in columns and len(text) not in (1, 2):
+        raise BertKerasError(
+            f"{path} has the text columns {first_names(map(shortened, text))}; name one or two with --text-column."
+        )
+    return text
+
+
+def _check_both_are_texts(path: Path, text: Sequence[str], rows: Sequence[TableRow]) -> None:
+    """Raises BertKerasError if one of two columns that nobody named is numbers, names of rows, or the label in other words."""
+    *columns, labels = zip(*([str(value).strip() for value in row.values] for row in rows), strict=True)
+    for name, values in zip(text, columns, strict=True):
+        count = len({*values})
+        same = count == len({*labels}) == len({*zip(values, labels, strict=True)}) and 2 * count <= len(rows)
+        named = count == len(rows) >= ENOUGH_ROWS and not any(re.search(r"\s", value) for value in values)
+        reasons = {
+            "says the same as the label": same,
+            "holds only numbers": all(read_number(value) is not None for value in values),
+            "has another word in each row": named,
+        }
+        if found := next((reason for reason, applies in reasons.items() if applies), None):
+            raise BertKerasError(
+                f"{path}: the column {name!r} {found}; name the text, or both texts of a pair, with --text-column."
+            )
+
+
+def _name_texts(columns: Sequence[str]) -> tuple[str, ...]:
+    """The names of the texts in examples and signatures: the columns' names, as ASCII letters, digits and _."""
+    names = []
+    for column in columns:
+        name = re.sub(r"[^A-Za-z0-9_]+", "_", column).strip("_")
+        names.append(name if names_a_text(name) else f"text_{name}".rstrip("_"))
+    if len({*names}) < len(names):
+        return tuple(f"{name}_{i}" for i, name in enumerate(names, start=1))
+    return tuple(names)
+
+
+def names_a_text(name: str) -> bool:
+    """True for a name that a text can have in Python, in examples and in signatures."""
+    return name.isidentifier() and not keyword.iskeyword(name) and name not in TAKEN
+
+
+def _guess_type(path: Path, label: str, rows: Sequence[TableRow]) -> str:
+    """The type of labels that are lists, or texts. Numbers may be classes or scores, so they are an error."""
+    values = [row.values[0] for row in rows]
+    if any(isinstance(value, list) for value in values):
+        return "multi"
+    if all(read_number(value) is not None for value in values):
+        found = first_names(sorted({str(value).strip() for value in values}), 5)
+        raise BertKerasError(
+            f"{path}: all labels in the column {label!r} are numbers ({found}); give --label-type class if each number "
+            "stands for a class, or --label-type score if the model must predict the number."
+        )
+    return "class"
+
+
+def _find_labels(path: Path, label: str, rows: Sequence[TableRow], label_type: str) -> tuple[str, ...]:
+    """The labels in a training file, sorted; none for scores."""
+    if label_type == "score":
+        return ()
+    found = set[str]()
+    for where, _, (value,) in rows:
+        names = read_labels(value, where) if label_type == "multi" else [read_label(value, where)]
+        if "" in names:
+            raise BertKerasError(f"{where}: the label is empty; give every line a label.")
+        found.update(names)
+    if len(found) < (1 if label_type == "multi" else 2):
+        wanted = "one" if label_type == "multi" else "two"
+        raise BertKerasError(
+            f"{path} has the labels {', '.join(map(repr, found)) or '(none)'} in the column {label!r}; give {wanted} or more."
+        )
+    return tuple(sorted(found))

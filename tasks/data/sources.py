@@ -26,6 +26,18 @@ MAX_UNPACKED_BYTES = 250_000_000  # the largest unpacked gzip file
 CONNECT_SECONDS, ANSWER_SECONDS = 5, 60
 
 
+def file_of_split(source: Source, split: str) -> Path:
+    """The file or folder that a source has for a split. Raises BertKerasError for a split that has none."""
+    if isinstance(source, Mapping):
+        name = split if split in source else split.partition("_")[0]  # MNLI has two validation splits
+        if name not in source:
+            raise BertKerasError(
+                f"the {split} split has no file, only {', '.join(source)} has; give a file for {split}."
+            )
+        source = source[name]
+    return to_path(source)
+
+
 def split_file(source: Source, split: str, names: Mapping[str, tuple[str, ...]]) -> Path:
     """The file of a split.
 
@@ -35,13 +47,7 @@ def split_file(source: Source, split: str, names: Mapping[str, tuple[str, ...]])
     """
     if split not in names:
         raise BertKerasError(f"there is no split {split!r}; the splits are {', '.join(names)}.")
-    if isinstance(source, Mapping):
-        if split not in source:
-            raise BertKerasError(
-                f"the {split} split has no file, only {', '.join(source)} has; give a file for {split}."
-            )
-        return split_file(source[split], split, names)
-    path = to_path(source)
+    path = file_of_split(source, split)
     if path.is_dir():
         found = next((path / name for name in names[split] if (path / name).is_file()), None)
         if found is None:

@@ -79,18 +79,15 @@ def make_columns(
     questions: Iterable[Question], where: str, *, version: Version, train: bool
 ) -> dict[str, np.ndarray]:
     """The examples as columns [N]. Raises BertKerasError for an unusable question, with its id."""
-    rows: list[tuple[Any, ...]] = []
-    seen: set[str] = set()
-    misplaced: list[str] = []
+    rows, seen, misplaced = list[tuple[Any, ...]](), set[str](), list[str]()
     for question in questions:
         _check(question, seen, version)
         start, end = _offsets(question)
         if train and question.answers and start < 0:
             misplaced.append(question.id)
             continue
-        answers = json.dumps(question.answers, ensure_ascii=False)
-        texts = (question.id, question.question, question.context, answers)
-        rows.append((*(text.encode() for text in texts), start, end))
+        given = (*question[:3], json.dumps(question.answers, ensure_ascii=False))
+        rows.append((*(text.encode() for text in given), start, end))
     if misplaced:
         warnings.warn(
             f"{where}: skipped {len(misplaced)} questions whose answer is blank or does not start at its answer_start, first "
@@ -99,11 +96,11 @@ def make_columns(
         )
     if not rows:
         raise BertKerasError(f"{where} has no questions; give at least one.")
-    names = (ID, QUESTION, CONTEXT, ANSWERS, ANSWER_START, ANSWER_END)
-    dtypes = (object, object, object, object, np.int32, np.int32)
-    return {
-        name: np.array(column, dtype)
-        for name, column, dtype in zip(names, zip(*rows, strict=True), dtypes, strict=True)
+    *texts, starts, ends = zip(*rows, strict=True)
+    columns = zip((ID, QUESTION, CONTEXT, ANSWERS), texts, strict=True)
+    return {name: np.array(column, object) for name, column in columns} | {
+        ANSWER_START: np.array(starts, np.int32),
+        ANSWER_END: np.array(ends, np.int32),
     }
 
 
@@ -130,12 +127,10 @@ def make_answer_columns(
                 f'{where}: the answer is {answer!r}; give {{"text": ..., "answer_start": ...}} or None.'
             )
         texts, starts = ([], []) if answer is None else (answer["text"], answer["answer_start"])
-        texts, starts = (
-            ([texts], [starts]) if isinstance(texts, str) else (list_values(texts), list_values(starts))
-        )
-        made.append(
-            Question(where, question.decode(), context.decode(), [*texts], [*map(int, starts)], where)
-        )
+        if isinstance(texts, str):
+            texts, starts = [texts], [starts]
+        texts, starts = list_values(texts), [*map(int, list_values(starts))]
+        made.append(Question(where, question.decode(), context.decode(), texts, starts, where))
         if texts and _offsets(made[-1])[0] < 0:
             raise BertKerasError(
                 f"{where}: the answer {texts[0]!r} is not in the context at character {starts[0]}; give its first character."
@@ -182,15 +177,13 @@ def load_tfds_questions(name: str, split: str) -> Iterator[Question]:
     """Yields the questions of a split in TensorFlow Datasets."""
     examples, _ = load_tfds(name, split, instead="a folder of the official JSON files (--data)")
     for example in examples.as_numpy_iterator():
-        id_, question, context = (example[key].decode() for key in (ID, QUESTION, CONTEXT))
-        yield Question(
-            id=id_,
-            question=question,
-            context=context,
-            answers=[text.decode() for text in example[ANSWERS]["text"]],
-            starts=example[ANSWERS]["answer_start"].tolist(),
-            where=f"{name}, question {id_}",
-        )
+        id_, question, context = _decode(*(example[key] for key in (ID, QUESTION, CONTEXT)))
+        answers, starts = example[ANSWERS]["text"], example[ANSWERS]["answer_start"].tolist()
+        yield Question(id_, question, context, [*_decode(*answers)], starts, f"{name}, question {id_}")
+
+
+def _decode(*values: bytes) -> tuple[str, ...]:
+    return tuple(value.decode() for value in values)
 
 
 def read_questions(path: Path) -> Iterator[Question]:
@@ -218,14 +211,10 @@ def _question(id_: str, context: str, entry: Mapping[str, Any], *, where: str) -
             f"{where}: is_impossible is {str(entry['is_impossible']).lower()} with {len(answers)} answers; give either answers "
             "or is_impossible true."
         )
-    return Question(
-        id=id_,
-        question=_member(entry, QUESTION, str, where=where),
-        context=context,
-        answers=[_member(answer, "text", str, where=where) for answer in answers],
-        starts=[_member(answer, ANSWER_START, int, where=where) for answer in answers],
-        where=where,
-    )
+    question = _member(entry, QUESTION, str, where=where)
+    texts = [_member(answer, "text", str, where=where) for answer in answers]
+    starts = [_member(answer, ANSWER_START, int, where=where) for answer in answers]
+    return Question(id_, question, context, texts, starts, where)
 
 
 _KINDS = {list: "list", str: "string", int: "whole number", bool: "true or false"}
@@ -270,13 +259,6 @@ class TriviaQaCounts(NamedTuple):
     documents: int
 
 
-class _Document(NamedTuple):
-    """A document of a question, and its article in the file; None without an answer."""
-
-    question: str
-    article: dict[str, Any] | None
-
-
 def convert_triviaqa(
     split: str,
     output: str | Path,
@@ -304,19 +286,21 @@ def convert_triviaqa(
     paragraphs = documents = 0
     with atomic_file(path) as temporary, temporary.open("wb") as file:
         file.write(_JSON_START)
-        for document in _read_documents(examples.take(limit or -1).as_numpy_iterator(), tokens, progress):
-            questions.add(document.question)
+        read = _read_documents(examples.take(limit or -1).as_numpy_iterator(), tokens, progress)
+        for question, article in read:
+            questions.add(question)
             documents += 1
-            if document.article is not None:
-                answered.add(document.question)
-                file.write(b",\n" if paragraphs else b"")
-                file.write(json.dumps(document.article, ensure_ascii=False).encode())
-                paragraphs += 1
-                if file.tell() + len(_JSON_END) > MAX_FILE_BYTES:
-                    raise BertKerasError(
-                        f"paragraphs of {tokens} tokens take more than {MAX_FILE_BYTES:,} bytes, and finetune reads no larger "
-                        "file; give fewer tokens, or a limit on the questions."
-                    )
+            if article is None:
+                continue
+            answered.add(question)
+            file.write(b",\n" if paragraphs else b"")
+            file.write(json.dumps(article, ensure_ascii=False).encode())
+            paragraphs += 1
+            if file.tell() + len(_JSON_END) > MAX_FILE_BYTES:
+                raise BertKerasError(
+                    f"paragraphs of {tokens} tokens take more than {MAX_FILE_BYTES:,} bytes, and finetune reads no larger "
+                    "file; give fewer tokens, or a limit on the questions."
+                )
         file.write(_JSON_END)
         if not paragraphs:
             raise BertKerasError(
@@ -327,21 +311,18 @@ def convert_triviaqa(
 
 def _read_documents(
     examples: Iterable[Mapping[str, Any]], tokens: int, progress: Callable[[int], Any]
-) -> Iterator[_Document]:
-    """Yields each document of each question once.
+) -> Iterator[tuple[str, dict[str, Any] | None]]:
+    """Yields the question of each of its documents once, with the document's article in the file; None without an answer.
 
     TensorFlow Datasets has the questions of TriviaQA's files for the web and for Wikipedia, so that many are there twice.
     """
     seen = set[str]()
     for example in examples:
-        question, pages, answers = (
-            example["question_id"].decode(),
-            example["entity_pages"],
-            _list_answers(example),
-        )
-        columns = (pages[name].tolist() for name in ("filename", "title", "wiki_context"))
-        for file, title, document in itertools.starmap(_decode, zip(*columns, strict=True)):
-            id_ = f"{question}--{file}"
+        pages, answer = example["entity_pages"], example["answer"]
+        answers = _decode(answer["value"], *answer["aliases"], *answer["normalized_aliases"])
+        columns = (_decode(*pages[name]) for name in ("filename", "title", "wiki_context"))
+        for file, title, document in zip(*columns, strict=True):
+            id_ = f"{example['question_id'].decode()}--{file}"
             if id_ in seen:
                 continue
             seen.add(id_)
@@ -350,19 +331,8 @@ def _read_documents(
             if found := find_answers(context, answers):
                 entry = {ID: id_, QUESTION: example["question"].decode(), ANSWERS: found}
                 article = {"title": title, "paragraphs": [{CONTEXT: context, "qas": [entry]}]}
-            yield _Document(question, article)
+            yield example["question_id"].decode(), article
         progress(1)
-
-
-def _decode(*values: bytes) -> tuple[str, ...]:
-    return tuple(value.decode() for value in values)
-
-
-def _list_answers(example: Mapping[str, Any]) -> list[str]:
-    """The possible answers of a question, as the data set spells them."""
-    answer = example["answer"]
-    listed = [answer["value"], *answer["aliases"].tolist(), *answer["normalized_aliases"].tolist()]
-    return list(_decode(*listed))
 
 
 def take_first_tokens(document: str, count: int) -> str:
@@ -394,9 +364,8 @@ def find_answers(context: str, answers: Iterable[str]) -> list[dict[str, Any]]:
 
 def _without_article(answer: str) -> str:
     """The words of an answer, joined by spaces, without articles at the start; nothing is left of an answer of articles alone."""
-    return " ".join(
-        itertools.dropwhile(_ARTICLES.__contains__, (word for word, _, _ in _split_words(answer)))
-    )
+    words = (word for word, _, _ in _split_words(answer))
+    return " ".join(itertools.dropwhile(_ARTICLES.__contains__, words))
 
 
 def _split_words(text: str) -> list[tuple[str, int, int]]:

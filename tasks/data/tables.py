@@ -117,22 +117,20 @@ def read_table(
     for column in (*columns, *optional):
         if names.count(column) != 1 and (column in columns or column in names):
             many, there = "more than one" if column in names else "no", first_names(map(shortened, names), 30)
-            hints = [] if headerless else [*_doubts(path, ending, names)]
-            hints += [advice] if advice else []
+            hints = [*([] if headerless else _doubts(path, ending, names)), *filter(None, [advice])]
             raise BertKerasError(
                 f"{path} has {many} column {column!r}; the {_SEPARATED.get(ending, '')}columns are {there}"
                 f"{''.join(f'; {hint}' for hint in hints)}."
             )
-    if ending == ".parquet":
-        found = [column if column in names else None for column in optional]
-        return _parquet_rows(path, [*columns, *found])
     if ending == ".jsonl":
         return _json_rows(path, columns, optional)
-    records = _csv_records(path, one_line=one_line) if ending == ".csv" else _records(path, ending)
+    chosen = [column if column in names else None for column in (*columns, *optional)]
+    if ending == ".parquet":
+        return _parquet_rows(path, chosen)
+    records = _records(path, ending, one_line=one_line)
     if not headerless:
         next(records)
-    places = [names.index(column) if column in names else None for column in (*columns, *optional)]
-    return _fitting_rows(path, records, names, places, skip_short_lines=skip_short_lines)
+    return _fitting_rows(path, records, names, chosen, skip_short_lines=skip_short_lines)
 
 
 def _doubts(path: Path, ending: str, names: Sequence[str]) -> Iterator[str]:
@@ -180,45 +178,40 @@ def checked_text(value: Any, where: str, column: str) -> str:
 # Text
 
 
-def _records(path: Path, ending: str) -> Iterator[tuple[int, Any]]:
-    """The number of its first line and the values of each record: a list, or a dict in JSON lines."""
+def _records(path: Path, ending: str, *, one_line: bool = False) -> Iterator[tuple[int, Any]]:
+    """The number of its first line and the values of each record: a list, or a dict in JSON lines. one_line: see `read_table`."""
     if ending == ".csv":
-        return _csv_records(path)
+        return _csv_records(path, one_line=one_line)
     if ending == ".jsonl":
         return _json_records(path)
     return ((number, line.split("\t")) for number, line in nonblank_lines(path, spaces=False))
 
 
-def _csv_records(path: Path, *, one_line: bool = False) -> Iterator[tuple[int, list[str]]]:
+def _csv_records(path: Path, *, one_line: bool) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(sys.maxsize)
     start, size = 1, 0
 
     def lines() -> Iterator[str]:
         nonlocal size
         for _, line in ended_lines(path):
-            size += len(line)
+            size, wrong = size + len(line), ""
             if one_line and size > len(line):
-                raise BertKerasError(
-                    f"{path}, line {start}: a quote stays open; give quotes in pairs, within a line."
-                )
-            if size > MAX_LINE_BYTES:
-                raise BertKerasError(
-                    f"{path}, line {start}: the row has over {MAX_LINE_BYTES:,} bytes; close its quote, or give shorter texts."
-                )
+                wrong = "a quote stays open; give quotes in pairs, within a line"
+            elif size > MAX_LINE_BYTES:
+                wrong = f"the row has over {MAX_LINE_BYTES:,} bytes; close its quote, or give shorter texts"
+            if wrong:
+                raise BertKerasError(f"{path}, line {start}: {wrong}.")
             yield line
 
     reader = csv.reader(lines(), strict=True)
-    while True:
-        start, size = reader.line_num + 1, 0
-        try:
-            values = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            message = next((ours for theirs, ours in _CSV_ERRORS.items() if theirs in str(error)), error)
-            raise BertKerasError(f"{path}, line {start}: {message}.") from error
-        if values:
-            yield start, values
+    try:
+        for values in reader:
+            if values:
+                yield start, values
+            start, size = reader.line_num + 1, 0
+    except csv.Error as error:
+        message = next((ours for theirs, ours in _CSV_ERRORS.items() if theirs in str(error)), error)
+        raise BertKerasError(f"{path}, line {start}: {message}.") from error
 
 
 # Parts of Python's messages -> our words.
@@ -233,11 +226,12 @@ def _fitting_rows(
     path: Path,
     records: Iterator[tuple[int, list[str]]],
     names: Sequence[str],
-    places: Sequence[int | None],
+    columns: Sequence[str | None],
     *,
     skip_short_lines: bool,
 ) -> Iterator[TableRow]:
-    """Yields the rows that have as many values as there are names; others are an error, or skipped."""
+    """Yields the rows that have as many values as there are names; others are an error, or skipped. columns: None: not there."""
+    places = [None if column is None else names.index(column) for column in columns]
     short = []  # a skipped line keeps its idx, as in TensorFlow Datasets
     for idx, (number, values) in enumerate(records):
         if len(values) == len(names):
@@ -246,10 +240,9 @@ def _fitting_rows(
         elif skip_short_lines and len(values) < len(names):
             short.append(number)
         else:
-            separator = _SEPARATOR[get_ending(path) or ""]
             raise BertKerasError(
-                f"{path}, line {number}: {len(values)} column(s), expected {len(names)}, separated by {separator}: "
-                f"{', '.join(names)}."
+                f"{path}, line {number}: {len(values)} column(s), expected {len(names)}, separated by "
+                f"{_SEPARATOR[get_ending(path) or '']}: {', '.join(names)}."
             )
     if short:
         warnings.warn(
@@ -299,15 +292,10 @@ def _parquet_rows(path: Path, columns: Sequence[str | None]) -> Iterator[TableRo
     import pyarrow
 
     limit, unpacked, idx = max(MAX_UNPACKED_BYTES, MAX_RATIO * path.stat().st_size), 0, 0
-    with _open_parquet(path) as file:
-        batches = file.iter_batches(
-            batch_size=1024, columns=[column for column in columns if column is not None]
-        )
-        while True:
-            try:
-                batch = next(batches, None)
-                if batch is None:
-                    return
+    there = [column for column in columns if column is not None]
+    try:
+        with _open_parquet(path) as file:
+            for batch in file.iter_batches(batch_size=1024, columns=there):
                 unpacked += batch.nbytes
                 if unpacked > limit:
                     raise BertKerasError(
@@ -317,13 +305,11 @@ def _parquet_rows(path: Path, columns: Sequence[str | None]) -> Iterator[TableRo
                     [None] * len(batch) if column is None else batch.column(column).to_pylist()
                     for column in columns
                 ]
-            except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-                raise BertKerasError(
-                    f"{path} cannot be read ({first_line(error)}); write it again."
-                ) from error
-            for row in zip(*values, strict=True):
-                yield TableRow(f"{path}, row {idx + 1}", idx, list(row))
-                idx += 1
+                for row in zip(*values, strict=True):
+                    yield TableRow(f"{path}, row {idx + 1}", idx, list(row))
+                    idx += 1
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise BertKerasError(f"{path} cannot be read ({first_line(error)}); write it again.") from error
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -391,10 +377,8 @@ def _examples_of_lines(
                 f"{', '.join(names)}; or name the columns in a .csv, .tsv, .jsonl or .parquet."
             )
         rest = iter(texts)
-        yield {
-            name: [next(rest) for _ in range(count)] if name in lists else next(rest)
-            for name, count in zip(names, counts, strict=True)
-        }
+        split = {name: [*itertools.islice(rest, count)] for name, count in zip(names, counts, strict=True)}
+        yield {name: found if name in lists else found[0] for name, found in split.items()}
 
 
 def _examples_of_table(
@@ -409,7 +393,7 @@ def _examples_of_table(
             chosen[name] = [f"{name}{i}" for i in range(lists[name])]
     for where, _, values in read_table(path, [column for found in chosen.values() for column in found]):
         rest = iter(values)
-        row = {name: [next(rest) for _ in found] for name, found in chosen.items()}
+        row = {name: [*itertools.islice(rest, len(found))] for name, found in chosen.items()}
         for name, count in lists.items():
             if len(chosen[name]) == 1 and isinstance(row[name][0], list):
                 row[name] = row[name][0]

@@ -1,7 +1,8 @@
-"""Classification of texts: one class, a score or any number of labels for one or two texts.
+"""Classification of texts: one class, a score or any number of labels for one or two texts; and sentence pairs.
 
 In: examples {text names: string, "label": int32 (float32 for a score), "idx": int32}. Out: label strings with probabilities, or
 scores, and the measures of the data set. With a `doc_stride`, a text longer than the encoder's limit is cut into windows, [W, S].
+`NextSentence` classifies pairs by the head of pre-training.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,36 +13,23 @@ import numpy as np
 import sklearn.metrics
 import tensorflow as tf
 
+from bert_keras.checkpoints.checkpoint import Checkpoint
 from bert_keras.errors import BertKerasError
-from bert_keras.features import EXAMPLE_INDEX
+from bert_keras.features import EXAMPLE_INDEX, POOLED_OUTPUT
 from bert_keras.fields import field_types, names_of
 from bert_keras.io.json_files import TEXT, checked_fields, list_of, one_of, shortened
-from bert_keras.model.encoder import BertEncoder
+from bert_keras.io.paths import to_path
+from bert_keras.model.encoder import BertEncoder, encoder_inputs
+from bert_keras.model.heads import NextSentenceHead
 from bert_keras.optimization.losses import GlobalMean, binary_cross_entropy, cross_entropy, squared_error
+from bert_keras.tasks import metrics
+from bert_keras.tasks.data import glue
 from bert_keras.tasks.data.columns import class_ids, label_sets, scores
-from bert_keras.tasks.data.custom_tables import (
-    CUSTOM,
-    NAMES,
-    TAKEN,
-    make_own_data_set,
-    names_a_text,
-    open_data_set,
-    replace_columns,
-)
-from bert_keras.tasks.data.glue import LABEL, ROWS, TextDataSet, check_source, is_folder, load_examples
+from bert_keras.tasks.data.glue import LABEL, ROWS, TextDataSet
 from bert_keras.tasks.data.sources import Source
-from bert_keras.tasks.metrics import (
-    MEASURES,
-    Table,
-    degenerate_classes,
-    degenerate_scores,
-    list_errors,
-    most_confident,
-    one_answer,
-    plain,
-)
-from bert_keras.tasks.options import ClassifierOptions, ColumnOptions
-from bert_keras.tasks.task import POOLINGS, Arrays, Features, Raw, Task, classifier_model
+from bert_keras.tasks.metrics import Table, list_errors, most_confident, plain
+from bert_keras.tasks.options import SENTENCE_PAIR_LABELS, ClassifierOptions, ColumnOptions
+from bert_keras.tasks.task import POOLINGS, Arrays, Features, Raw, Task, classifier_model, find_labelled
 from bert_keras.text.preprocessing import Preprocessor
 
 LABELS, SCORE, PROBABILITIES = "labels", "score", "probabilities"
@@ -61,6 +49,7 @@ class LabelType(NamedTuple):
     predicted: served arrays and the names of the labels -> the values that measures compare with raw labels
     problem_type: the name in Hugging Face's config.json
     measures: names in MEASURES, for a problem that names none
+    least: the smallest number of labels
     metrics: makes the Keras metrics that `compile()` takes by default
     """
 
@@ -70,6 +59,7 @@ class LabelType(NamedTuple):
     predicted: Callable[[Mapping[str, np.ndarray], Names], np.ndarray]
     problem_type: str
     measures: tuple[str, ...]
+    least: int
     metrics: Callable[[], list[keras.metrics.Metric]] = list
 
 
@@ -97,15 +87,17 @@ LABEL_TYPES = {
         predicted=_find_ids,
         problem_type="single_label_classification",
         measures=("accuracy",),
+        least=2,
         metrics=lambda: [keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
     ),
     "score": LabelType(
         loss=squared_error,
-        decode=lambda logits, names: {SCORE: logits[:, 0]},
+        decode=lambda logits, names: {SCORE: logits[:, 0]},  # float32 [B]
         targets=lambda y, names: scores(y),
         predicted=lambda predictions, names: predictions[SCORE],
         problem_type="regression",
         measures=("spearman", "pearson"),
+        least=0,
     ),
     "multi": LabelType(
         loss=binary_cross_entropy,
@@ -114,6 +106,7 @@ LABEL_TYPES = {
         predicted=lambda predictions, names: (predictions[LABELS] != b"").astype(np.float32),
         problem_type="multi_label_classification",
         measures=("f1",),
+        least=1,
     ),
 }
 
@@ -137,14 +130,14 @@ class TextClassification(Task):
     """
 
     kind = "text-classification"
-    names = NAMES
+    names = glue.NAMES
     options = (*names_of(ClassifierOptions), *names_of(ColumnOptions))
     kinds = {
-        "name": one_of(NAMES),
+        "name": one_of(glue.NAMES),
         "text": list_of(TEXT),
         "labels": list_of(TEXT),
-        "label_type": one_of(("class", "score", "multi")),
-        "measures": list_of(one_of(MEASURES)),
+        "label_type": one_of(LABEL_TYPES),
+        "measures": list_of(one_of(metrics.MEASURES)),
         "text_column": list_of(TEXT),
         "label_column": TEXT,
         **field_types(ClassifierOptions),
@@ -157,7 +150,7 @@ class TextClassification(Task):
         text: Sequence[str] = Task.text,
         label_type: str = "class",
         measures: Sequence[str] | None = None,
-        name: str = CUSTOM,
+        name: str = glue.CUSTOM,
         pooling: str = ClassifierOptions.pooling,
         doc_stride: int | None = ClassifierOptions.doc_stride,
         truncation: str | None = ClassifierOptions.truncation,
@@ -165,11 +158,10 @@ class TextClassification(Task):
         source: Source | None = None,
     ) -> None:
         ClassifierOptions(pooling=pooling, doc_stride=doc_stride, truncation=truncation)
-        self.type = LABEL_TYPES[label_type]
-        self.name, self.text, self.label_names, self.label_type = name, tuple(text), tuple(labels), label_type
+        self.name, self.text, self.label_names = name, tuple(text), tuple(labels)
+        self.label_type, self.type = label_type, LABEL_TYPES[label_type]
         self.measures = self.type.measures if measures is None else tuple(measures)
-        if data is None:
-            data = make_own_data_set(labels, text=text, label_type=label_type, name=name)
+        data = data or glue.make_own_data_set(labels, text=text, label_type=label_type, name=name)
         self.data, self.source = data, source
         self._check()
         if truncation is not None and len(self.text) > 1:
@@ -179,37 +171,36 @@ class TextClassification(Task):
             )
         self.pooling, self.doc_stride, self.truncation = pooling, doc_stride, truncation
         self.windowed = self.windowed or doc_stride is not None  # a subclass may have windows of its own
-        self.outputs = (POOLINGS[pooling],)
-        self.problem_type = self.type.problem_type
+        self.outputs, self.problem_type = (POOLINGS[pooling],), self.type.problem_type
         self.classes = self.label_names if label_type == "class" else ()
         self.measure = self.measures[0]
         self.validation_splits = tuple(split for split in data.splits if split.startswith("validation"))
         self.columns = dict(zip(self.text, next(iter(data.splits.values())).text, strict=True))
         if source is not None:
-            check_source(source)
-            if not is_folder(source):  # MNLI has two validation splits
+            glue.check_source(source)
+            if isinstance(source, Mapping) or to_path(source).is_file():  # MNLI has two validation splits
                 self.validation_splits = self.validation_splits[:1]
 
     def _check(self) -> None:
         """Raises BertKerasError if texts, labels, measures and the data set contradict each other."""
-        text, labels, least = self.text, self.label_names, {"class": 2, "multi": 1, "score": 0}
+        text, labels, files = self.text, self.label_names, [file.text for file in self.data.splits.values()]
         rules = {
             "text": (
                 text,
-                len(text) in (1, 2) and len({*text}) == len(text) and all(map(names_a_text, text)),
-                f"one or two names, which are no keywords of Python and none of {', '.join(TAKEN)}",
+                len(text) in (1, 2) and len({*text}) == len(text) and all(map(glue.names_a_text, text)),
+                f"one or two names, which are no keywords of Python and none of {', '.join(glue.TAKEN)}",
             ),
             "labels": (
                 labels,
-                len({*labels}) == len(labels) >= least[self.label_type]
+                len({*labels}) == len(labels) >= self.type.least
                 and bool(labels) == (self.label_type != "score")
                 and len(labels) == len(self.data.file_labels),
                 "two or more different labels, none for a score, or one or more with multi; those of its data set",
             ),
             "measures": (self.measures, len(self.measures) > 0, "one or more"),
             "text_column": (
-                [file.text for file in self.data.splits.values()],
-                all(len(file.text) == len(text) for file in self.data.splits.values()),
+                files,
+                all(len(columns) == len(text) for columns in files),
                 "one text column for each name in text",
             ),
         }
@@ -224,21 +215,12 @@ class TextClassification(Task):
         options: the fields of ClassifierOptions and of ColumnOptions
         """
         columns = {name: options.pop(name) for name in names_of(ColumnOptions) if name in options}
-        data = open_data_set(name, source, ColumnOptions(**columns))
-        return cls(
-            data.labels,
-            text=data.text,
-            label_type=data.label_type,
-            measures=data.measures or None,
-            name=name,
-            data=data,
-            source=source,
-            **options,
-        )
+        data = glue.open_data_set(name, source, ColumnOptions(**columns))
+        options |= {"text": data.text, "label_type": data.label_type, "measures": data.measures or None}
+        return cls(data.labels, name=name, data=data, source=source, **options)
 
     def examples(self, split: str) -> tf.data.Dataset:
-        """{text names: string [], "label": int32 [], float32 [] or float32 [C], "idx": int32 []}, as `load_examples` says."""
-        return load_examples(self.data, split, self.source)
+        return glue.load_examples(self.data, split, self.source)
 
     def targets(self, y: Any, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Names or ids of classes; scores; or lists of names, or 0 and 1 for each label."""
@@ -250,11 +232,11 @@ class TextClassification(Task):
 
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
         """Raw [B] -> Features int32 [B, S]; with a `doc_stride`, `Preprocessor.windows` of the last text, [W, S]."""
-        if self.truncation is not None:
-            return preprocess(raw[self.text[0]], keep=self.truncation)
-        if self.doc_stride is None:
-            return super().features(preprocess, raw)
         *first, last = (raw[name] for name in self.text)
+        if self.truncation is not None:
+            return preprocess(last, keep=self.truncation)
+        if self.doc_stride is None:
+            return preprocess(*first, last)
         question = first[0] if first else None
         return preprocess.windows(last, question=question, doc_stride=self.doc_stride, max_query_length=None)
 
@@ -264,8 +246,7 @@ class TextClassification(Task):
         Each of W windows has its text's label [W, ...], and the windows of a text share its weight equally: a long text counts as
         much as a short one.
         """
-        label = raw[LABEL]
-        known = self._is_known(label)
+        label, known = raw[LABEL], self._is_known(raw[LABEL])
         # Weight 0 hides any loss but NaN: 0 * NaN is NaN.
         shape = [-1] + [1] * (len(label.shape) - 1)
         label, weights = tf.where(tf.reshape(known, shape), label, 0), tf.cast(known, tf.float32)
@@ -287,13 +268,11 @@ class TextClassification(Task):
         return classifier_model(encoder, len(self.label_names) or 1, pooling=self.pooling)
 
     def loss(self) -> keras.losses.Loss:
-        """The weighted mean of the loss of the type of labels."""
         return GlobalMean(self.type.loss)
 
     def decode(self, outputs: tf.Tensor, features: Features, raw: Raw) -> dict[str, tf.Tensor]:
-        """Logits [B, C] -> "label" string [B] and "probabilities" float32 [B, C], or "score" float32 [B].
+        """Logits [B, C] -> the served tensors of the type of labels: see `decode` in LABEL_TYPES.
 
-        Where a text has any number of labels: "labels" string [B, C], "" where a label does not apply, and "probabilities".
         The logits [W, C] of windows become those of texts. The logits of a text are the mean over its windows, as those of an
         ensemble are the mean over its models: the order of the two means does not matter, and a score is a mean of scores.
         """
@@ -303,88 +282,73 @@ class TextClassification(Task):
         return self.decode_features(outputs)
 
     def decode_features(self, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
-        """As `decode`, for logits [B, C] of texts that are one window each."""
         return self.type.decode(outputs, self.label_names)
 
     def evaluate(self, predictions: Arrays, raw: Arrays) -> Iterator[tuple[str, float]]:
         """Yields the measures over the labelled examples. Raises BertKerasError where no example is labelled."""
-        labels = raw[LABEL]
-        known = self._is_known(labels)
-        if not known.any():
-            raise BertKerasError(
-                f"none of the {len(labels)} {self.name} examples is labelled; give a labelled split."
-            )
-        predicted = self.type.predicted(predictions, self.label_names)
+        known = find_labelled(self._is_known(raw[LABEL]), self.name)
+        labels, predicted = raw[LABEL][known], self.type.predicted(predictions, self.label_names)[known]
         for name in self.measures:  # micro-averaged over any number of labels
-            yield name, MEASURES[name](labels[known].ravel(), predicted[known].ravel())
+            yield name, metrics.MEASURES[name](labels.ravel(), predicted.ravel())
 
     def degenerate(self, predictions: Arrays, raw: Arrays) -> str | None:
         """One class, one set of labels or one score for nearly all texts, or no better than that."""
-        labels, names = raw[LABEL], self.label_names
-        known = self._is_known(labels)
-        predicted = self.type.predicted(predictions, names)[known]
+        known, names = self._is_known(raw[LABEL]), self.label_names
+        labels, predicted = raw[LABEL][known], self.type.predicted(predictions, names)[known]
         if self.label_type == "score":
-            return degenerate_scores(labels[known], predicted)
+            return metrics.degenerate_scores(labels, predicted)
         if self.label_type == "multi":
-            return one_answer(predicted, name=lambda row: ", ".join(np.array(names)[row > 0]) or "no label")
-        return degenerate_classes(labels[known], predicted, names, measure=self.measure)
+            array = np.array(names)
+            return metrics.one_answer(predicted, name=lambda row: ", ".join(array[row > 0]) or "no label")
+        return metrics.degenerate_classes(labels, predicted, names, measure=self.measure)
 
     def baseline(self, raw: Arrays) -> float:
         """The measure of the most common label, or labels; a constant score has a correlation of 0."""
         labels = raw[LABEL][self._is_known(raw[LABEL])]
         values, counts = np.unique(labels, axis=0, return_counts=True)
         constant = np.broadcast_to(values[counts.argmax()], labels.shape)
-        return MEASURES[self.measure](labels.ravel(), constant.ravel())
+        return metrics.MEASURES[self.measure](labels.ravel(), constant.ravel())
 
     def record(self, decoded: Arrays) -> dict[str, Any]:
         """The served arrays as JSON values; of several labels, the predicted ones alone."""
         record = super().record(decoded)
         if self.label_type == "multi":
-            record[LABELS] = [label for label in record[LABELS] if label]
+            record[LABELS] = [*filter(None, record[LABELS])]
         return record
 
     def show(self, example: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, str]:
         """The texts, and the score, the labels, or the label with its probability."""
         if self.label_type == "score":
-            return {**example, "score": f"{record['score']:.2f}"}
+            return {**example, SCORE: f"{record[SCORE]:.2f}"}
         if self.label_type == "multi":
             return {**example, LABELS: ", ".join(record[LABELS])}
-        return {**example, LABEL: record[LABEL], "probability": f"{max(record['probabilities']):.4f}"}
+        return {**example, LABEL: record[LABEL], "probability": f"{max(record[PROBABILITIES]):.4f}"}
 
     def report(self, predictions: Arrays, raw: Arrays) -> Iterator[Table]:
-        """The confusion matrix and the most confident errors; for scores, the largest errors."""
+        """The confusion matrix and the most confident errors; for scores, the largest errors; for sets of labels, none."""
         known = np.flatnonzero(self._is_known(raw[LABEL]))
         if self.label_type == "multi":
             return
         if self.label_type == "score":
-            yield self._largest_errors(predictions["score"], raw, known)
+            gold, scores = raw[LABEL], predictions[SCORE]
+            worst = most_confident(known, np.abs(scores - gold))
+            rows = [(*self._texts(raw, i), f"{gold[i]:.2f}", f"{scores[i]:.2f}") for i in worst]
+            yield Table("largest errors", (*self.text, "gold", "score"), rows)
             return
         names, gold, chosen = self.label_names, raw[LABEL], self.type.predicted(predictions, self.label_names)
         matrix = sklearn.metrics.confusion_matrix(gold[known], chosen[known], labels=range(len(names)))
         rows = [(label, *counts) for label, counts in zip(names, matrix.tolist(), strict=True)]
         yield Table("gold in rows, predicted in columns", ("", *names), rows)
-        wrong = known[gold[known] != chosen[known]]
-        confidence = predictions["probabilities"].max(axis=1)
+
+        def describe(i: int) -> tuple[str, ...]:
+            return (*self._texts(raw, i), names[gold[i]], names[chosen[i]])
+
+        wrong, confidence = known[gold[known] != chosen[known]], predictions[PROBABILITIES].max(axis=1)
         columns = (*self.text, "gold", "predicted", "probability")
-        yield from list_errors(
-            wrong,
-            confidence,
-            columns,
-            lambda i: (*self._texts(raw, i), names[gold[i]], names[chosen[i]]),
-            count=len(known),
-        )
+        yield from list_errors(wrong, confidence, columns, describe, count=len(known))
 
-    def _largest_errors(self, scores: np.ndarray, raw: Arrays, known: np.ndarray) -> Table:
-        """The labelled examples with the largest error of the score."""
-        gold = raw[LABEL]
-        rows = [
-            (*self._texts(raw, i), f"{gold[i]:.2f}", f"{scores[i]:.2f}")
-            for i in most_confident(known, np.abs(scores - gold))
-        ]
-        return Table("largest errors", (*self.text, "gold", "score"), rows)
-
-    def _texts(self, raw: Arrays, row: int) -> tuple[str, ...]:
-        return tuple(plain(raw[name][row]) for name in self.text)
+    def _texts(self, raw: Arrays, row: int) -> list[str]:
+        return [plain(raw[name][row]) for name in self.text]
 
     def to_json(self) -> dict[str, Any]:
         train = next(iter(self.data.splits.values()))
@@ -399,10 +363,10 @@ class TextClassification(Task):
         columns, label = fields.pop("text_column"), fields.pop("label_column")
         if fields["name"] in ROWS:
             options = ColumnOptions(text_column=tuple(columns), label_column=label)
-            data = replace_columns(ROWS[fields["name"]], options)
+            data = glue.replace_columns(ROWS[fields["name"]], options)
         else:
             own = {name: fields[name] for name in ("labels", "text", "label_type")}
-            data = make_own_data_set(columns=columns, label=label, **own)
+            data = glue.make_own_data_set(columns=columns, label=label, **own)
         return cls(data=data, source=source, **fields)
 
 
@@ -420,3 +384,66 @@ def majority_label(task: TextClassification) -> str:
     if not counts.any():
         raise BertKerasError(f"no training example of {task.name} has a label; give the labelled file.")
     return task.classes[int(counts.argmax())]
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Sentence pairs as pre-training learns them: "is_next" or "not_next" by BERT's next-sentence head, "in_order" or "swapped" by
+# ALBERT's sentence-order head
+
+HEAD = "next_sentence"  # the name of both heads in a checkpoint
+PAIR = ("sentence", "next_sentence")
+
+
+class NextSentence(TextClassification):
+    """The task of a pre-trained head on sentence pairs (Devlin et al. 2019, sec. 3.1; Lan et al. 2020, sec. 3.1).
+
+    name: a key of SENTENCE_PAIR_LABELS, whose label 0 is a second text that follows the first:
+        create_pretraining_data.py of google-research/bert and google-research/albert
+    source: as in TextClassification; None to predict without examples
+
+    Training continues with the checkpoint's head; a checkpoint without it is refused.
+    """
+
+    kind = "next-sentence"
+    names = tuple(SENTENCE_PAIR_LABELS)
+    options = ()
+    kinds = {}
+    pretrained_head = True
+    example_texts = {PAIR[0]: "Ada Lovelace was born in London.", PAIR[1]: "She grew up there."}
+
+    def __init__(self, name: str = kind, source: Source | None = None) -> None:
+        super().__init__(SENTENCE_PAIR_LABELS[name], text=PAIR, name=name, source=source)
+
+    @classmethod
+    def open(cls, name: str, source: Source | None = None, **options: Any) -> "NextSentence":
+        return super(TextClassification, cls).open(name, source, **options)
+
+    def check_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Raises BertKerasError for a checkpoint without the head, or with the head of the other task."""
+        named = checkpoint.prefix
+        if not any(name.startswith(f"{HEAD}/") for name in checkpoint.tensors):
+            raise BertKerasError(
+                f"{named}the checkpoint has no {self.name} head; give one that was pre-trained on sentence pairs, such as "
+                "bert-base-uncased."
+            )
+        # The labels in config.json tell which task the head has learned, or else the architecture.
+        by_labels = {tuple[str, ...](labels): name for name, labels in SENTENCE_PAIR_LABELS.items()}
+        usual = "sentence-order" if "albert" in checkpoint.config.model_types() else self.kind
+        if (learned := by_labels.get(checkpoint.labels or (), usual)) != self.name:
+            raise BertKerasError(
+                f"{named}the checkpoint's head predicts {learned} ({', '.join(SENTENCE_PAIR_LABELS[learned])}), "
+                f"not {self.name}; take the task {learned}, or another checkpoint."
+            )
+
+    def model(self, encoder: BertEncoder) -> keras.Model:
+        """Features -> logits float32 [B, 2]."""
+        inputs = encoder_inputs()
+        head = NextSentenceHead(config=encoder.config, name=HEAD, dtype=encoder.dtype_policy)
+        return keras.Model(inputs, head(encoder(inputs)[POOLED_OUTPUT]), name="next_sentence_model")
+
+    def to_json(self) -> dict[str, Any]:
+        return Task.to_json(self)
+
+    @classmethod
+    def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "NextSentence":
+        return super(TextClassification, cls).from_json(kept, source)

@@ -28,20 +28,12 @@ from bert_keras.text.words import TEXT, find_words, take_text
 VECTOR = "embedding"
 
 
-def _mean(states: Any, mask: Any, position: Any) -> Any:
-    return mean_of_tokens(states, mask)
-
-
-def _cls(states: Any, mask: Any, position: Any) -> Any:
-    return gather_positions(states, position)[:, 0]
-
-
-def _max(states: Any, mask: Any, position: Any) -> Any:
-    return ops.max(ops.where(mask > 0, states, -1e9), axis=1)
-
-
 # States [B, S, H], mask float [B, S, 1] and the pooled position int32 [B, 1] -> [B, H]. Special tokens count like other tokens.
-POOLINGS: dict[str, Callable[[Any, Any, Any], Any]] = {"mean": _mean, "cls": _cls, "max": _max}
+POOLINGS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "mean": lambda states, mask, position: mean_of_tokens(states, mask),
+    "cls": lambda states, mask, position: gather_positions(states, position)[:, 0],
+    "max": lambda states, mask, position: ops.max(ops.where(mask > 0, states, -1e9), axis=1),
+}
 
 
 @keras.saving.register_keras_serializable("bert_keras")
@@ -91,7 +83,6 @@ class _Vectors(Task):
         return cls(**options)
 
     def _nothing(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises BertKerasError."""
         raise BertKerasError(
             f"{self.name} has no examples; it predicts and exports an encoder without training."
         )
@@ -177,14 +168,10 @@ class WordEmbedding(_Vectors):
         start, end = starts.to_tensor(-1), ends.to_tensor(-1)
         shape = tf.concat([tf.shape(start), tf.shape(outputs)[2:]], axis=0)
         text = tf.strings.substr(raw[TEXT][:, tf.newaxis], tf.maximum(start, 0), end - start)
-        return {
-            "word_text": text,
-            "word_start_byte": start,
-            "word_end_byte": end,
-            "word_embedding": tf.ensure_shape(
-                tf.scatter_nd(index, tf.gather_nd(outputs, at), shape), [None, None, outputs.shape[2]]
-            ),
-        }
+        vectors = tf.scatter_nd(index, tf.gather_nd(outputs, at), shape)
+        vectors = tf.ensure_shape(vectors, [None, None, outputs.shape[2]])
+        found = {"word_text": text, "word_start_byte": start, "word_end_byte": end}
+        return found | {"word_embedding": vectors}
 
     def decode_features(self, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
         """A vector for every position: "embedding" float32 [W, S, H]."""

@@ -80,10 +80,7 @@ class FillMask(Task):
         self.source, self.top_k = source, top_k
 
     def examples(self, split: str) -> tf.data.Dataset:
-        """{"text": string [], "answer": string []}; a withheld answer is empty.
-
-        Raises BertKerasError for an unreadable file, with its line, and MissingFileError for a missing one.
-        """
+        """{"text": string [], "answer": string []}; a withheld answer is empty."""
         if self.source is None:
             raise BertKerasError(
                 f"{self.name} is read from files; give a folder of them, or a file for each split."
@@ -93,12 +90,7 @@ class FillMask(Task):
         if not rows:
             raise BertKerasError(f"{path} has no examples; give at least one.")
         texts, answers = zip(*rows, strict=True)
-        return tf.data.Dataset.from_tensor_slices(
-            {
-                TEXT: np.array([text.encode() for text in texts], object),
-                ANSWER: np.array([answer.encode() for answer in answers], object),
-            }
-        )
+        return tf.data.Dataset.from_tensor_slices({TEXT: [*texts], ANSWER: [*answers]})
 
     def targets(self, y: Any, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The answers, strings: one for the one "[MASK]" of each text."""
@@ -155,7 +147,7 @@ class FillMask(Task):
         found = tf.RaggedTensor.from_value_rowids(
             tf.cast(masks[:, 1], tf.int32), masks[:, 0], nrows=parts.nrows(), validate=False
         )
-        most = tf.maximum(tf.reduce_max(tf.concat([[0], tf.cast(found.row_lengths(), tf.int32)], axis=0)), 1)
+        most = _longest(tf.cast(found.row_lengths(), tf.int32))
         positions = _padded(found, 0, width=most)
         features |= {
             MASKED_LM_POSITIONS: positions,
@@ -234,29 +226,20 @@ class FillMask(Task):
 
     def record(self, decoded: Arrays) -> dict[str, Any]:
         """{"filled": text, "masks": [{"start_byte": ..., "tokens": [...], "scores": [...]}, ...]}."""
-        masks = [
-            {
-                "start_byte": int(start),
-                "tokens": plain(tokens[tokens != b""]),
-                "scores": plain(scores[tokens != b""]),
-            }
-            for start, tokens, scores in zip(decoded[START], decoded[TOKENS], decoded[SCORES], strict=True)
-            if start >= 0
-        ]
+        masks = []
+        for start, tokens, scores in zip(decoded[START], decoded[TOKENS], decoded[SCORES], strict=True):
+            real = tokens != b""
+            mask = {"start_byte": int(start), "tokens": plain(tokens[real]), "scores": plain(scores[real])}
+            masks += [mask] if start >= 0 else []
         return {FILLED: plain(decoded[FILLED]), "masks": masks}
 
     def show(self, example: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, str]:
         """The text, and the tokens of each mask with their probabilities."""
-        listed = (
-            ", ".join(
-                f"{token} {score:.3f}" for token, score in zip(mask["tokens"], mask["scores"], strict=True)
-            )
-            for mask in record["masks"]
-        )
+        pairs = (zip(mask["tokens"], mask["scores"], strict=True) for mask in record["masks"])
+        listed = (", ".join(f"{token} {score:.3f}" for token, score in mask) for mask in pairs)
         return {TEXT: example[TEXT], "masks": "; ".join(listed)}
 
     def report(self, predictions: Arrays, raw: Arrays) -> Iterator[Table]:
-        """The most confident errors."""
         confidence = predictions[SCORES][:, 0, 0]
         wrong = np.flatnonzero(predictions[RANK] > 1)
 
@@ -274,9 +257,8 @@ def _ranks(logits: tf.Tensor, answer: tf.Tensor) -> tf.Tensor:
     Ties share their mean rank: with equal logits, every answer is in the middle. NaN is last.
     """
     above = tf.reduce_sum(tf.cast(~(logits <= answer), tf.float32), axis=1)
-    equal = tf.reduce_sum(
-        tf.cast(logits == answer, tf.float32), axis=1
-    )  # the answer is one of them, unless it is NaN
+    # The answer is one of them, unless it is NaN.
+    equal = tf.reduce_sum(tf.cast(logits == answer, tf.float32), axis=1)
     return tf.where(equal > 0, above + (equal + 1) / 2, above)
 
 
@@ -298,9 +280,9 @@ def _answers(raw: Raw, tokenizer: Tokenizer) -> tf.Tensor:
     return tf.strings.join([tf.where(taken, " ", ""), raw[ANSWER]])
 
 
-def _most_masks(parts: tf.RaggedTensor) -> tf.Tensor:
-    """M, the largest number of masks in a text; at least 1."""
-    return tf.maximum(tf.reduce_max(tf.concat([[0], parts.row_lengths() - 1], axis=0)), 1)
+def _longest(lengths: tf.Tensor) -> tf.Tensor:
+    """The largest length of a row; at least 1."""
+    return tf.maximum(tf.reduce_max(tf.concat([[0], lengths], axis=0)), 1)
 
 
 def _padded(rows: tf.RaggedTensor, padding: Any, *, width: tf.Tensor) -> tf.Tensor:
@@ -311,30 +293,26 @@ def _padded(rows: tf.RaggedTensor, padding: Any, *, width: tf.Tensor) -> tf.Tens
 def _with_masks(parts: tf.RaggedTensor, tokenizer: Tokenizer) -> tf.RaggedTensor:
     """The token ids of texts with the mask's id between their parts: ragged string [B, (M + 1)] -> ragged int32 [B, (T)]."""
     # No mask follows the last part of a text.
-    last = tf.equal(
-        tf.range(tf.size(parts.values, tf.int64)), tf.gather(parts.row_limits() - 1, parts.value_rowids())
-    )
+    number = tf.range(tf.size(parts.values, tf.int64))
+    last = tf.equal(number, tf.gather(parts.row_limits() - 1, parts.value_rowids()))
     cut = tf.strings.regex_replace(parts.values, tokenizer.before_mask, "")
     tokens = tokenizer.tokenize(tf.where(last, parts.values, cut))
     followed = tf.concat([tokens, tf.fill([tokens.nrows(), 1], tokenizer.special.mask)], axis=1)
     rows = tf.gather(followed.row_splits, parts.row_splits)
-    masked = tf.RaggedTensor.from_row_splits(followed.values, rows, validate=False)
-    return masked[:, :-1]  # no mask follows the last part
+    return tf.RaggedTensor.from_row_splits(followed.values, rows, validate=False)[:, :-1]
 
 
 def _mask_starts(parts: tf.RaggedTensor) -> tf.Tensor:
     """The first byte of each mask: int32 [B, M], -1 in padding."""
-    ends = tf.cumsum(
-        tf.strings.length(parts.values) + len(MASK)
-    )  # of the masks, in the concatenation of all texts
+    ends = tf.cumsum(tf.strings.length(parts.values) + len(MASK))  # of masks, in all texts as one
     row_starts = tf.gather(tf.concat([[0], ends], axis=0), parts.row_starts())
     starts = parts.with_values(ends - len(MASK) - tf.gather(row_starts, parts.value_rowids()))
-    return _padded(starts[:, :-1], -1, width=_most_masks(parts))
+    return _padded(starts[:, :-1], -1, width=_longest(parts.row_lengths() - 1))
 
 
 def _filled(parts: tf.RaggedTensor, best: tf.Tensor) -> tf.Tensor:
     """The texts with masks replaced by the texts of tokens: string [B, M] -> string [B]. A mask without a token stays."""
-    most = _most_masks(parts)
+    most = _longest(parts.row_lengths() - 1)
     exists = tf.sequence_mask(parts.row_lengths() - 1, most)
     continues = tf.strings.regex_full_match(best, r"(?s)[^ ].*")
     words = tf.strings.regex_replace(best, "^ ", "")
@@ -342,13 +320,12 @@ def _filled(parts: tf.RaggedTensor, best: tf.Tensor) -> tf.Tensor:
     texts = _padded(parts, "", width=most + 1)
     before = tf.where(continues, tf.strings.regex_replace(texts[:, :-1], r"\s+$", ""), texts[:, :-1])
     # After the last mask of a text, and in padding, there is no more text.
-    return tf.strings.reduce_join(
-        tf.concat([tf.strings.join([before, words]), texts[:, -1:]], axis=1), axis=1
-    )
+    filled = tf.concat([tf.strings.join([before, words]), texts[:, -1:]], axis=1)
+    return tf.strings.reduce_join(filled, axis=1)
 
 
 def _read_rows(path: Path, *, labelled: bool) -> Iterator[tuple[str, str]]:
-    """Yields text and answer of each example, "" for a withheld one. Raises BertKerasError with the line."""
+    """Yields text and answer of each example, "" for a withheld one."""
     required, optional = ([TEXT, ANSWER], []) if labelled else ([TEXT], [ANSWER])
     for where, _, (text, answer) in read_table(path, required, optional=optional):
         checked_text(text, where, TEXT)

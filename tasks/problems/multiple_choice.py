@@ -24,9 +24,9 @@ from bert_keras.model.heads import ChoiceHead
 from bert_keras.tasks.data.columns import class_ids
 from bert_keras.tasks.data.sources import Source, split_file
 from bert_keras.tasks.data.tables import checked_text, column_names, get_ending, read_table
-from bert_keras.tasks.metrics import Table, accuracy, degenerate_classes, list_errors
+from bert_keras.tasks.metrics import Table, accuracy, degenerate_classes, list_errors, plain
 from bert_keras.tasks.options import TASK_DEFAULTS, ChoiceOptions
-from bert_keras.tasks.task import Arrays, Features, Raw, Task
+from bert_keras.tasks.task import Arrays, Features, Raw, Task, find_labelled
 from bert_keras.text.preprocessing import Preprocessor
 
 CONTEXT, ENDINGS, LABEL = "context", "endings", "label"
@@ -68,9 +68,8 @@ COLUMNS = (
     ChoiceColumns("startphrase", "choices", "answer"),  # SWAG's JSON lines
     ChoiceColumns(CONTEXT, ENDINGS, LABEL),
 )
-CODAH = ChoiceColumns(
-    "prompt", "ending", LABEL
-)  # a .tsv: category, prompt, endings and label, without a header
+# A .tsv: category, prompt, endings and label, without a header.
+CODAH = ChoiceColumns("prompt", "ending", LABEL)
 
 
 class MultipleChoice(Task):
@@ -101,10 +100,7 @@ class MultipleChoice(Task):
         self.name, self.source, self.num_choices = name, source, num_choices
 
     def examples(self, split: str) -> tf.data.Dataset:
-        """{"context": string [], "endings": string [K], "label": int32 []}; a withheld label is -1.
-
-        Raises BertKerasError for an unreadable file, with its line, and MissingFileError for a missing one.
-        """
+        """{"context": string [], "endings": string [K], "label": int32 []}; a withheld label is -1."""
         if self.source is None:
             raise BertKerasError(
                 f"{self.name} is read from files; give a folder of them, or a file for each split."
@@ -114,13 +110,8 @@ class MultipleChoice(Task):
         if not rows:
             raise BertKerasError(f"{path} has no examples; give at least one.")
         contexts, endings, labels = zip(*rows, strict=True)
-        return tf.data.Dataset.from_tensor_slices(
-            {
-                CONTEXT: np.array([context.encode() for context in contexts], object),
-                ENDINGS: np.array([[text.encode() for text in row] for row in endings], object),
-                LABEL: np.array(labels, np.int32),
-            }
-        )
+        columns = {CONTEXT: [*contexts], ENDINGS: [*endings], LABEL: np.array(labels, np.int32)}
+        return tf.data.Dataset.from_tensor_slices(columns)
 
     def _read(self, path: Path, *, labelled: bool) -> Iterator[tuple[str, list[str], int]]:
         """Yields context, endings and label of each row."""
@@ -131,12 +122,13 @@ class MultipleChoice(Task):
                 f"{path} has the columns {first_names(there)}; give SWAG's sent1, sent2, ending0, ending1, ... and label, or "
                 f"startphrase, choices and answer, or {CONTEXT}, {ENDINGS} and {LABEL}."
             )
-        columns, header = (columns, None) if columns else (CODAH, ["category"])
+        headerless = columns is None
+        columns = columns or CODAH
         numbered = [f"{columns.endings}{i}" for i in range(count)]
-        header = header and [*header, columns.context, *numbered, columns.label]
+        header = ["category", columns.context, *numbered, columns.label] if headerless else None
         one_list = columns.endings in there
         found = next(i for i in itertools.count() if f"{columns.endings}{i}" not in there)
-        found = len(there) - 3 if header else found
+        found = len(there) - 3 if headerless else found
         if not one_list and found != count:
             raise BertKerasError(
                 f"{path} has {max(found, 0)} endings ({columns.endings}0, {columns.endings}1, ...), expected {count} "
@@ -144,29 +136,20 @@ class MultipleChoice(Task):
             )
         first = [columns.context, *filter(None, [columns.start])]
         read = [*first, *([columns.endings] if one_list else numbered)]
-        for where, _, values in read_table(
-            path, read, optional=[columns.label], header=header, one_line=True
-        ):
-            *values, label = values
-            context, *start = (
-                checked_text(value, where, name) for name, value in zip(first, values, strict=False)
-            )
-            endings = values[-1] if one_list else values[len(first) :]
-            yield (
-                context,
-                self._check_endings(endings, where, start),
-                self._check_label(label, where, labelled),
-            )
+        rows = read_table(path, read, optional=[columns.label], header=header, one_line=True)
+        for where, _, (*values, label) in rows:
+            texts = zip(first, values, strict=False)
+            context, *start = (checked_text(value, where, name) for name, value in texts)
+            given = values[-1] if one_list else values[len(first) :]
+            endings = self._check_endings(given, where, start)
+            yield context, endings, self._check_label(label, where, labelled)
 
     def _check_endings(self, endings: Any, where: str, start: Sequence[str]) -> list[str]:
         """The endings after their start. Raises BertKerasError for another number of endings, and for one that is not text."""
         count = self.num_choices
         if not isinstance(endings, list) or len(endings) != count:
-            given = (
-                f"{len(endings)} endings"
-                if isinstance(endings, list)
-                else f"no list but {shortened(endings)}"
-            )
+            listed = isinstance(endings, list)
+            given = f"{len(endings)} endings" if listed else f"no list but {shortened(endings)}"
             raise BertKerasError(f"{where}: {given}, expected {count} (--num-choices) in every example.")
         texts = [checked_text(text, where, f"ending {i}") for i, text in enumerate(endings)]
         if empty := [i for i, text in enumerate(texts) if not text.strip()]:
@@ -185,18 +168,15 @@ class MultipleChoice(Task):
         return int(label)
 
     def given(self, x: Any) -> dict[str, np.ndarray]:
-        """The columns "context" [N] and "endings" [N, K]."""
         columns = super().given(x)
         if (found := columns[ENDINGS].shape[1]) != self.num_choices:
             raise BertKerasError(f"each row has {found} endings; the model takes {self.num_choices}.")
         return columns
 
     def targets(self, y: Any, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The indexes of the right endings."""
         return {LABEL: class_ids(y, [str(i) for i in range(self.num_choices)])}
 
     def metrics(self) -> list[keras.metrics.Metric]:
-        """The accuracy of the chosen endings."""
         return [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]
 
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
@@ -241,11 +221,7 @@ class MultipleChoice(Task):
 
     def evaluate(self, predictions: Arrays, raw: Arrays) -> Iterator[tuple[str, float]]:
         """Yields the accuracy over the labelled examples. Raises BertKerasError where no example is labelled."""
-        known = raw[LABEL] >= 0
-        if not known.any():
-            raise BertKerasError(
-                f"none of the {len(known)} {self.name} examples is labelled; give a labelled split."
-            )
+        known = find_labelled(raw[LABEL] >= 0, self.name)
         yield self.measure, accuracy(raw[LABEL][known], predictions[LABEL][known])
 
     def degenerate(self, predictions: Arrays, raw: Arrays) -> str | None:
@@ -265,13 +241,11 @@ class MultipleChoice(Task):
         return {CONTEXT: example[CONTEXT], "ending": record["ending"], "probability": f"{probability:.4f}"}
 
     def report(self, predictions: Arrays, raw: Arrays) -> Iterator[Table]:
-        """The most confident errors."""
         confidence, chosen, right = predictions["probabilities"].max(axis=1), predictions[LABEL], raw[LABEL]
         wrong = np.flatnonzero((right >= 0) & (chosen != right))
 
         def describe(i: int) -> list[str]:
-            texts = (raw[CONTEXT][i], raw[ENDINGS][i, chosen[i]], raw[ENDINGS][i, right[i]])
-            return [text.decode() for text in texts]
+            return [*map(plain, (raw[CONTEXT][i], raw[ENDINGS][i, chosen[i]], raw[ENDINGS][i, right[i]]))]
 
         columns = (CONTEXT, "chosen", "right", "probability of the chosen")
         yield from list_errors(wrong, confidence, columns, describe)
@@ -282,5 +256,4 @@ class FlattenChoices(keras.layers.Layer):
     """Makes every ending a row: int32 [B, K, S] -> [B*K, S]."""
 
     def call(self, x: Any) -> Any:
-        """Int32 [B, K, S] -> [B*K, S]."""
         return ops.reshape(x, (-1, ops.shape(x)[-1]))

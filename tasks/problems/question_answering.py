@@ -10,7 +10,7 @@ import copy
 import json
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -30,45 +30,22 @@ from bert_keras.fields import field_types, names_of
 from bert_keras.io.json_files import NUMBER
 from bert_keras.model.encoder import BertEncoder, encoder_inputs
 from bert_keras.model.heads import SpanHead
+from bert_keras.tasks import metrics
 from bert_keras.tasks.batches import count
+from bert_keras.tasks.data import squad
 from bert_keras.tasks.data.sources import Source, split_file
-from bert_keras.tasks.data.squad import (
-    ANSWER_END,
-    ANSWER_START,
-    ANSWERS,
-    CONTEXT,
-    QUESTION,
-    VERSIONS,
-    load_tfds_questions,
-    make_answer_columns,
-    make_columns,
-    read_questions,
-)
-from bert_keras.tasks.metrics import (
-    ERRORS_SHOWN,
-    Table,
-    answer_scores,
-    best_threshold,
-    most_confident,
-    no_better,
-    one_answer,
-    plain,
-)
+from bert_keras.tasks.data.squad import ANSWER_END, ANSWER_START, ANSWERS, CONTEXT, QUESTION, VERSIONS
+from bert_keras.tasks.metrics import ERRORS_SHOWN, Table, most_confident, plain
 from bert_keras.tasks.options import TASK_DEFAULTS, SquadOptions
-from bert_keras.tasks.problems.span_decoding import (
-    END_BYTE,
-    START_BYTE,
-    answer_or_none,
-    best_answer,
-    best_spans,
-    list_nbest,
-)
 from bert_keras.tasks.task import Arrays, Features, Raw, Task
 from bert_keras.text.preprocessing import Preprocessor
 
 # The logit of padding: its softmax is 0 in float32, so no answer depends on the padding of its batch. Unlike an infinity, it
 # stays a number in means, in losses and in JSON.
 PADDING_LOGIT = -1e4
+START_BYTE, END_BYTE = "start_byte", "end_byte"  # the answer's bytes in the context, the end exclusive
+NBEST = ("nbest_answers", "nbest_probabilities", "nbest_starts", "nbest_ends")
+NO_SPAN = -1e9  # the score of an illegal span: far below any sum of two logits
 SHOWN = 40  # characters of context on each side of an answer
 
 
@@ -109,13 +86,11 @@ class QuestionAnswering(Task):
     ) -> None:
         if name not in VERSIONS:
             raise BertKerasError(f"there is no {name!r}; give one of {', '.join(VERSIONS)}.")
-        self.name, self.source = name, source
-        self.version = VERSIONS[name]
-        self.defaults = TASK_DEFAULTS[name]
+        self.name, self.source, self.tau = name, source, tau
+        self.version, self.defaults = VERSIONS[name], TASK_DEFAULTS[name]
         self.calibrated = ("tau",) if self.version.unanswerable else ()
         self.doc_stride, self.max_query_length = doc_stride, max_query_length
         self.max_answer_length, self.n_best = max_answer_length, n_best
-        self.tau = tau
         SquadOptions(**{option: getattr(self, option) for option in self.options})
 
     def examples(self, split: str) -> tf.data.Dataset:
@@ -123,23 +98,21 @@ class QuestionAnswering(Task):
 
         The training split skips questions whose first answer is blank or does not start at its `answer_start`, with one warning.
         Other splits keep them, because measures compare the texts of answers only.
-        Raises BertKerasError for an unreadable file, with the question, and MissingFileError for a missing one.
         """
         if self.source is None:
-            where, questions = self.version.dataset, load_tfds_questions(self.version.dataset, split)
+            where, questions = self.version.dataset, squad.load_tfds_questions(self.version.dataset, split)
         else:
             path = split_file(self.source, split, self.version.files)
-            where, questions = str(path), read_questions(path)
-        return tf.data.Dataset.from_tensor_slices(
-            make_columns(questions, where, version=self.version, train=split == "train")
-        )
+            where, questions = str(path), squad.read_questions(path)
+        columns = squad.make_columns(questions, where, version=self.version, train=split == "train")
+        return tf.data.Dataset.from_tensor_slices(columns)
 
     def targets(self, y: Any, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The answers: {"text": ..., "answer_start": ...} for each question, in characters of its context, or None for no answer.
 
         Text and start may be lists of several answers. A dict or data frame of the columns "text" and "answer_start" will do.
         """
-        return make_answer_columns(columns[QUESTION], columns[CONTEXT], y, version=self.version)
+        return squad.make_answer_columns(columns[QUESTION], columns[CONTEXT], y, version=self.version)
 
     def check(self, preprocess: Preprocessor, examples: tf.data.Dataset) -> None:
         """Warns about questions longer than `max_query_length`, which are truncated."""
@@ -151,8 +124,7 @@ class QuestionAnswering(Task):
 
         questions = examples.map(lambda raw: raw[QUESTION]).batch(1024)
         counted = questions.map(longer, num_parallel_calls=tf.data.AUTOTUNE).as_numpy_iterator()
-        found = int(sum(counted))
-        if found:
+        if found := int(sum(counted)):
             warnings.warn(
                 f"{found} of {count(examples)} questions are longer than max_query_length, {self.max_query_length} tokens, "
                 "and are truncated; give a higher max_query_length to keep them",
@@ -213,18 +185,13 @@ class QuestionAnswering(Task):
         windows. Probabilities are a softmax over the n best answers and, in SQuAD 2.0, no answer. The answer is "" and -1 if the
         context has no tokens and, in SQuAD 2.0, unless the score of the best span exceeds the null score + tau.
         """
-        context = raw[CONTEXT]
-        spans = best_spans(
-            outputs,
-            features,
-            count=tf.size(context),
-            n_best=self.n_best,
-            max_answer_length=self.max_answer_length,
-        )
+        context, count = raw[CONTEXT], tf.size(raw[CONTEXT])
+        limits = {"n_best": self.n_best, "max_answer_length": self.max_answer_length}
+        spans = best_spans(outputs, features, count=count, **limits)
         null_scores = None
         if self.version.unanswerable:
             null_scores = tf.math.unsorted_segment_min(
-                outputs[:, 0, 0] + outputs[:, 1, 0], features[EXAMPLE_INDEX], tf.size(context)
+                outputs[:, 0, 0] + outputs[:, 1, 0], features[EXAMPLE_INDEX], count
             )
         nbest = list_nbest(spans, context, null_scores)
         return self._answered(nbest) | nbest
@@ -251,46 +218,40 @@ class QuestionAnswering(Task):
                 if chosen.any():
                     yield f"{group}_{short[name]}", 100 * float(values[chosen].mean())
         for name, values in self._scores(predictions["nbest_answers"][:, 0], raw).items():
-            best, threshold = best_threshold(values, ~has_answer, predictions["null_odds"])
+            best, threshold = metrics.best_threshold(values, ~has_answer, predictions["null_odds"])
             yield f"best_{short[name]}", 100 * best
             yield f"best_{short[name]}_thresh", threshold
 
     def degenerate(self, predictions: Arrays, raw: Arrays) -> str | None:
         """One answer for nearly all questions, or an F1 no better than that of no answer at all, which is 0 for SQuAD 1.1."""
-        if why := one_answer(
+        if why := metrics.one_answer(
             predictions["answer"].astype(bytes), name=lambda text: plain(text) or "no answer"
         ):
             return why
         unanswerable = float(np.mean(~_find_answerable(raw))) if self.version.unanswerable else 0.0
         f1 = float(self._scores(predictions["answer"], raw)["f1"].mean())
-        return no_better(f1, unanswerable, measure="f1 / 100", by="no answer at all")
+        return metrics.no_better(f1, unanswerable, measure="f1 / 100", by="no answer at all")
 
     def baseline(self, raw: Arrays) -> float:
         """F1 in percent of no answer, or of the most common gold answer, whichever is higher."""
         counts = collections.Counter(gold for golds in raw[ANSWERS] for gold in json.loads(golds))
-        texts = ["", *[text for text, _ in counts.most_common(1)]]
-        count = len(raw[ANSWERS])
-        return max(
-            100 * float(self._scores(np.array([text.encode()] * count, object), raw)["f1"].mean())
-            for text in texts
-        )
+        answers = [b"", *[text.encode() for text, _ in counts.most_common(1)]]
+        given = (np.full(len(raw[ANSWERS]), answer, object) for answer in answers)
+        return max(100 * float(self._scores(answer, raw)["f1"].mean()) for answer in given)
 
     def _scores(self, answers: np.ndarray, raw: Arrays) -> dict[str, np.ndarray]:
         """Exact match and F1 of each question, float64 [N], 0 to 1."""
         texts = [answer.decode("utf-8", "replace") for answer in answers]
         golds = [json.loads(gold) for gold in raw[ANSWERS]]
-        exact, f1 = answer_scores(texts, golds, unanswerable=self.version.unanswerable)
+        exact, f1 = metrics.answer_scores(texts, golds, unanswerable=self.version.unanswerable)
         return {"exact_match": exact, "f1": f1}
 
     def calibrate(self, predictions: Arrays, raw: Arrays) -> tuple["QuestionAnswering", Arrays]:
-        """A task with the tau of the best F1, and its predictions. SQuAD 1.1 has no tau.
-
-        `best_threshold` tries a tau between any two neighbouring null odds; if several are best, it takes the nearest to 0.
-        """
+        """A task with the tau of the best F1, as `best_threshold` finds it, and its predictions. SQuAD 1.1 has no tau."""
         if not self.version.unanswerable:
             return self, predictions
         f1 = self._scores(predictions["nbest_answers"][:, 0], raw)["f1"]
-        _, threshold = best_threshold(f1, ~_find_answerable(raw), predictions["null_odds"])
+        _, threshold = metrics.best_threshold(f1, ~_find_answerable(raw), predictions["null_odds"])
         task = copy.copy(self)
         task.tau = -threshold
         answers = {name: value.numpy() for name, value in task._answered(predictions).items()}
@@ -301,25 +262,14 @@ class QuestionAnswering(Task):
 
         SQuAD 2.0 adds "no_answer_probability".
         """
-        names = {
-            "answer": "nbest_answers",
-            "probability": "nbest_probabilities",
-            "start": "nbest_starts",
-            "end": "nbest_ends",
-        }
-        columns = [decoded[name].tolist() for name in names.values()]
-        nbest = [dict(zip(names, span, strict=True)) for span in zip(*columns, strict=True)]
-        found: dict[str, Any] = {
-            "answer": plain(decoded["answer"]),
-            "score": float(decoded["score"]),
-            "start": int(decoded[START_BYTE]),
-            "end": int(decoded[END_BYTE]),
-        }
+        names = {"answer": "answer", "score": "score", "start": START_BYTE, "end": END_BYTE}
         if self.version.unanswerable:
-            found["no_answer_probability"] = float(decoded["no_answer_probability"])
-        return found | {
-            "nbest": [span | {"answer": plain(span["answer"])} for span in nbest if span["start"] >= 0]
-        }
+            names["no_answer_probability"] = "no_answer_probability"
+        found = {name: plain(decoded[column]) for name, column in names.items()}
+        names = dict(zip(("answer", "probability", "start", "end"), NBEST, strict=True))
+        spans = zip(*(plain(decoded[column]) for column in names.values()), strict=True)
+        nbest = [dict(zip(names, span, strict=True)) for span in spans]
+        return found | {"nbest": [span for span in nbest if span["start"] >= 0]}
 
     def show(self, example: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, str]:
         """The question, the answer in brackets with the context around it, and its probability."""
@@ -353,24 +303,20 @@ class QuestionAnswering(Task):
             rows.append((group, size, *(100 * float(values[chosen].mean()) for values in scores.values())))
         title = "by kind of question" if self.version.unanswerable else "by first word"
         yield Table(title, ("questions", "count", "exact match", "f1"), rows)
-        yield self._errors(np.flatnonzero(scores["exact_match"] == 0), predictions, raw)
-
-    def _errors(self, wrong: np.ndarray, predictions: Arrays, raw: Arrays) -> Table:
-        """The most confident wrong answers. wrong: the rows of all wrong answers."""
         confidence = predictions["nbest_probabilities"][:, 0]
         if self.version.unanswerable:
             withheld = predictions[START_BYTE] < 0
             confidence = np.where(withheld, predictions["no_answer_probability"], confidence)
-        rows = [
+        errors = [
             (
                 plain(raw[QUESTION][i]),
                 next(iter(json.loads(raw[ANSWERS][i])), "(none)"),
                 plain(predictions["answer"][i]) or "(none)",
                 float(confidence[i]),
             )
-            for i in most_confident(wrong, confidence)
+            for i in most_confident(np.flatnonzero(scores["exact_match"] == 0), confidence)
         ]
-        return Table("most confident errors", (QUESTION, "gold", "predicted", "probability"), rows)
+        yield Table("most confident errors", (QUESTION, "gold", "predicted", "probability"), errors)
 
 
 def _find_answerable(raw: Arrays) -> np.ndarray:
@@ -379,3 +325,90 @@ def _find_answerable(raw: Arrays) -> np.ndarray:
 
 def _first_word(question: bytes) -> str:
     return next(iter(plain(question).lower().split()), "").rstrip("?,.:;")
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Spans, in graph. Source: google-research/bert run_squad.py; Devlin et al. 2019, sec. 4.3
+
+
+class Spans(NamedTuple):
+    """Spans of the contexts [B, N] by falling score: score float32, first byte and end byte int32."""
+
+    scores: tf.Tensor
+    starts: tf.Tensor
+    ends: tf.Tensor
+
+
+def best_spans(
+    outputs: tf.Tensor,
+    features: dict[str, tf.Tensor],
+    *,
+    count: tf.Tensor,
+    n_best: int,
+    max_answer_length: int,
+) -> Spans:
+    """The n_best best spans of each example, [B, N], from logits float32 [W, 2, S] of its windows.
+
+    A score is the sum of a start and an end logit. A legal span lies in the context, has at most `max_answer_length` tokens and
+    starts at a token with maximum context. Illegal spans score about NO_SPAN.
+    """
+    width, longest = tf.shape(outputs)[2], max_answer_length
+    starts = tf.where(features[MAX_CONTEXT] > 0, outputs[:, 0], NO_SPAN)
+    ends = tf.where(features[END_BYTES] >= 0, outputs[:, 1], NO_SPAN)
+    ends = tf.pad(ends, [[0, 0], [0, longest - 1]], constant_values=NO_SPAN)
+    reach = tf.range(width)[:, tf.newaxis] + tf.range(longest)  # [S, A]: the possible ends of each start
+    spans = starts[:, :, tf.newaxis] + tf.gather(ends, reach, axis=1)  # [W, S, A]
+    kept = tf.minimum(n_best, width * longest)
+    scores, flat = tf.math.top_k(tf.reshape(spans, [tf.shape(spans)[0], width * longest]), kept)
+    first = flat // longest
+    last = tf.minimum(first + flat % longest, width - 1)  # only illegal spans exceed the width
+
+    def by_example(values: tf.Tensor, default: Any) -> tf.Tensor:
+        """[W, kept] -> [B, at least N]."""
+        rows = tf.RaggedTensor.from_value_rowids(values, features[EXAMPLE_INDEX], nrows=count)
+        dense = rows.to_tensor(default)
+        dense = tf.reshape(dense, [count, tf.shape(dense)[1] * kept])
+        return tf.pad(dense, [[0, 0], [0, n_best]], constant_values=default)
+
+    scores, chosen = tf.math.top_k(by_example(scores, NO_SPAN), n_best)
+
+    def bytes_at(name: str, positions: tf.Tensor) -> tf.Tensor:
+        offsets = by_example(tf.gather(features[name], positions, batch_dims=1), -1)
+        return tf.gather(offsets, chosen, batch_dims=1)
+
+    return Spans(scores, bytes_at(START_BYTES, first), bytes_at(END_BYTES, last))
+
+
+def list_nbest(spans: Spans, context: tf.Tensor, null_scores: tf.Tensor | None) -> dict[str, tf.Tensor]:
+    """The n best answers [B, N] of `QuestionAnswering.decode`, and "null_odds" [B] where null_scores float32 [B] are given."""
+    found = spans.scores > NO_SPAN / 2
+    starts, ends = tf.where(found, spans.starts, -1), tf.where(found, spans.ends, -1)
+    ranked = [spans.scores] if null_scores is None else [spans.scores, null_scores[:, tf.newaxis]]
+    probabilities = tf.nn.softmax(tf.concat(ranked, axis=1))[:, : spans.scores.shape[1]]
+    answers = tf.strings.substr(context[:, tf.newaxis], tf.maximum(starts, 0), ends - starts)
+    columns = (answers, tf.where(found, probabilities, 0.0), starts, ends)
+    nbest = dict(zip(NBEST, columns, strict=True))
+    if null_scores is not None:
+        nbest["null_odds"] = tf.where(found[:, 0], null_scores - spans.scores[:, 0], -NO_SPAN)
+    return nbest
+
+
+def best_answer(nbest: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+    """The first of the n best."""
+    answer, score, start, end = (nbest[name][:, 0] for name in NBEST)
+    return {"answer": answer, "score": score, START_BYTE: start, END_BYTE: end}
+
+
+def answer_or_none(nbest: Mapping[str, Any], *, tau: float) -> dict[str, tf.Tensor]:
+    """The best answer where the null odds are under -tau; otherwise no answer: "" and -1."""
+    best, odds = best_answer(nbest), tf.convert_to_tensor(nbest["null_odds"])
+    # In float32 the middle of two odds could equal one of them.
+    answered = tf.cast(odds, tf.float64) < -tau
+    null_probability = 1 - tf.reduce_sum(nbest["nbest_probabilities"], axis=1)
+    return {
+        "answer": tf.where(answered, best["answer"], ""),
+        "score": tf.where(answered, best["score"], null_probability),
+        START_BYTE: tf.where(answered, best[START_BYTE], -1),
+        END_BYTE: tf.where(answered, best[END_BYTE], -1),
+        "no_answer_probability": tf.sigmoid(odds + tau),
+    }

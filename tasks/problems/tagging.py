@@ -21,20 +21,9 @@ from bert_keras.io.json_files import checked_fields, list_of, one_of, shortened
 from bert_keras.model.encoder import BertEncoder, encoder_inputs
 from bert_keras.model.heads import TokenHead
 from bert_keras.tasks import metrics
+from bert_keras.tasks.data import conll
 from bert_keras.tasks.data.columns import list_values
-from bert_keras.tasks.data.conll import (
-    DOCSTART,
-    OUTSIDE,
-    SCHEMES,
-    Corpus,
-    Sentence,
-    check_tags,
-    convert_tags,
-    detect_scheme,
-    find_entities,
-    find_misfits,
-    load_corpus,
-)
+from bert_keras.tasks.data.conll import DOCSTART, OUTSIDE, SCHEMES, Corpus, Sentence
 from bert_keras.tasks.data.sources import Source
 from bert_keras.tasks.metrics import ERRORS_SHOWN, Table, plain
 from bert_keras.tasks.options import TAGGING_DEFAULTS, TaggingOptions
@@ -43,6 +32,7 @@ from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.words import TEXT, TOKENS, find_words, split_words, take_text
 
 TAGS = "tags"
+ENTITY = ("entity_text", "entity_label", "entity_start_byte", "entity_end_byte", "entity_score")
 
 
 class Tagging(Task):
@@ -88,12 +78,12 @@ class Tagging(Task):
 
         Raises BertKerasError for a file in another format, with its line, and for a file without entities.
         """
-        corpus = load_corpus(source, "train")
+        corpus = conll.load_corpus(source, "train")
         sentences = [sentence for document in corpus.documents for sentence in document]
-        scheme = detect_scheme(sentences)
-        check_tags(sentences, scheme)
-        labels = {tag for sentence in sentences for tag in convert_tags(sentence.tags, "IOB2")} - {OUTSIDE}
-        if not labels:
+        scheme = conll.detect_scheme(sentences)
+        conll.check_tags(sentences, scheme)
+        tags = {tag for sentence in sentences for tag in conll.convert_tags(sentence.tags, "IOB2")}
+        if not (labels := tags - {OUTSIDE}):
             raise BertKerasError(
                 f"{_get_file(sentences)} has no entities: every tag is O; give a file with entities."
             )
@@ -115,19 +105,18 @@ class Tagging(Task):
     def examples(self, split: str) -> tf.data.Dataset:
         """{"tokens": string [], "tags": string []}: words and their IOB2 tags, joined by spaces; newlines join sentences.
 
-        Raises BertKerasError for an unreadable file, with its line, and MissingFileError for a missing one. Warns about tags
-        that do not fit the scheme, and about tags that are not in the training file.
+        Warns about tags that do not fit the scheme, and about tags that are not in the training file.
         """
-        units = self._units(load_corpus(self.source, split))
+        units = self._units(conll.load_corpus(self.source, split))
         sentences = [sentence for unit in units for sentence in unit]
-        check_tags(sentences, self.scheme)
-        if odd := list(find_misfits(sentences, self.scheme)):
+        conll.check_tags(sentences, self.scheme)
+        if odd := list(conll.find_misfits(sentences, self.scheme)):
             warnings.warn(
                 f"{odd[0]}: the first of {len(odd)} tags that do not fit {self.scheme}, the scheme of the training file; "
                 "entities are read as conlleval reads them",
                 stacklevel=2,
             )
-        tags = [[convert_tags(sentence.tags, "IOB2") for sentence in unit] for unit in units]
+        tags = [[conll.convert_tags(sentence.tags, "IOB2") for sentence in unit] for unit in units]
         unknown = [tag for unit in tags for row in unit for tag in row if tag not in self.label_names]
         if unknown:
             warnings.warn(
@@ -135,13 +124,12 @@ class Tagging(Task):
                 f"({', '.join(sorted(set(unknown)))}); they cannot be predicted",
                 stacklevel=2,
             )
-        columns = {TOKENS: [[sentence.words for sentence in unit] for unit in units], TAGS: tags}
-        return tf.data.Dataset.from_tensor_slices(
-            {
-                name: ["\n".join(" ".join(row) for row in unit) for unit in column]
-                for name, column in columns.items()
-            }
-        )
+        words = [[sentence.words for sentence in unit] for unit in units]
+
+        def join(column: list[list[list[str]]]) -> list[str]:
+            return ["\n".join(map(" ".join, unit)) for unit in column]
+
+        return tf.data.Dataset.from_tensor_slices({TOKENS: join(words), TAGS: join(tags)})
 
     def given(self, x: Any) -> dict[str, np.ndarray]:
         """The column "tokens" for lists of words, or "text" for strings, which the model splits into words."""
@@ -204,8 +192,11 @@ class Tagging(Task):
         """
         letters = Letters(take_text(raw))
         words = decode_words(outputs, features, raw, letters)
-        entities = decode_entities(words, self.label_names, letters)
-        return {TAGS: join_tags(words, self.label_names)} | entities
+        between = tf.where(words.first_in_row, "", tf.where(words.first_in_sentence, "\n", " "))
+        tags = between + tf.gather(tf.constant(self.label_names), words.labels)
+        rows, count = words.starts.value_rowids(), words.starts.nrows()
+        joined = tf.strings.unsorted_segment_join(tags, rows, num_segments=count)
+        return {TAGS: joined} | decode_entities(words, self.label_names, letters)
 
     def evaluate(self, predictions: Arrays, raw: Arrays) -> Iterator[tuple[str, float]]:
         """Yields F1, precision and recall of entities, and the accuracy of tags."""
@@ -218,19 +209,11 @@ class Tagging(Task):
 
     def record(self, decoded: Arrays) -> dict[str, Any]:
         """The entities with text, label, bytes and score, and the tags of the words."""
-        names = {
-            "text": "entity_text",
-            "label": "entity_label",
-            "start": "entity_start_byte",
-            "end": "entity_end_byte",
-            "score": "entity_score",
-        }
-        columns = [plain(decoded[name]) for name in names.values()]
+        columns = (plain(decoded[name]) for name in ENTITY)
+        names = ("text", "label", "start", "end", "score")
         entities = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
-        return {
-            "entities": [entity for entity in entities if entity["start"] >= 0],
-            TAGS: plain(decoded[TAGS]),
-        }
+        found = [entity for entity in entities if entity["start"] >= 0]
+        return {"entities": found, TAGS: plain(decoded[TAGS])}
 
     def show(self, example: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, str]:
         """The text with its entities marked: "[Ada Lovelace PER] met ..."."""
@@ -256,8 +239,8 @@ class Tagging(Task):
         for i, (gold, predicted) in enumerate(zip(raw[TAGS], predictions[TAGS], strict=True)):
             column = 0  # decoded entities have the order of the words
             for truth, guess in zip(_split_sentences([gold]), _split_sentences([predicted]), strict=True):
-                right = find_entities(truth)
-                for entity in find_entities(guess):
+                right = conll.find_entities(truth)
+                for entity in conll.find_entities(guess):
                     if entity not in right:
                         score = float(predictions["entity_score"][i][column])
                         text = plain(predictions["entity_text"][i][column])
@@ -288,7 +271,7 @@ def _join_words(rows: Sequence[Any], kind: str) -> np.ndarray:
         if not words:
             raise BertKerasError(f"row {row} has no {kind}; give at least one.")
         for word in words:
-            if not isinstance(word, str) or len(word.split()) != 1 or word.split()[0] != word:
+            if not isinstance(word, str) or word.split() != [word]:
                 raise BertKerasError(
                     f"row {row}: {word!r} is not one {kind}; give a string without white space."
                 )
@@ -341,16 +324,6 @@ def decode_words(outputs: tf.Tensor, features: Features, raw: Raw, letters: "Let
     return TaggedWords(starts, ends, labels, scores, first_in_row, first_in_sentence)
 
 
-def join_tags(words: TaggedWords, label_names: Sequence[str]) -> tf.Tensor:
-    """The tags of each example, string [B], joined by spaces, and by newlines between sentences."""
-    between = tf.where(words.first_in_row, "", tf.where(words.first_in_sentence, "\n", " "))
-    return tf.strings.unsorted_segment_join(
-        between + tf.gather(tf.constant(label_names), words.labels),
-        words.starts.value_rowids(),
-        num_segments=words.starts.nrows(),
-    )
-
-
 def decode_entities(
     words: TaggedWords, label_names: Sequence[str], letters: "Letters"
 ) -> dict[str, tf.Tensor]:
@@ -368,17 +341,15 @@ def decode_entities(
     starts, ends = words.starts, words.ends
     rows = tf.gather(starts.value_rowids(), first)
     start, end = tf.gather(starts.values, first), tf.gather(ends.values, last)
-    columns = {
-        "entity_text": (letters.cut(rows, start, end), ""),
-        "entity_label": (tf.gather(tf.constant(types), tf.gather(kind, first)), ""),
-        "entity_start_byte": (start, -1),
-        "entity_end_byte": (end, -1),
-        "entity_score": (tf.math.segment_mean(tf.gather(words.scores, inside), entity), 0.0),
-    }
-    return {
-        name: tf.RaggedTensor.from_value_rowids(values, rows, nrows=starts.nrows()).to_tensor(padding)
-        for name, (values, padding) in columns.items()
-    }
+    text, label = letters.cut(rows, start, end), tf.gather(tf.constant(types), tf.gather(kind, first))
+    score = tf.math.segment_mean(tf.gather(words.scores, inside), entity)
+
+    def pad(values: tf.Tensor, padding: Any) -> tf.Tensor:
+        """[N] -> [B, E]."""
+        return tf.RaggedTensor.from_value_rowids(values, rows, nrows=starts.nrows()).to_tensor(padding)
+
+    columns = (pad(text, ""), pad(label, ""), pad(start, -1), pad(end, -1), pad(score, 0.0))
+    return dict(zip(ENTITY, columns, strict=True))
 
 
 class Letters:

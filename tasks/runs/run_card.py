@@ -13,11 +13,10 @@ import tensorflow as tf
 from bert_keras.checkpoints.checkpoint import variable_shapes
 from bert_keras.io.formats import version_of
 from bert_keras.model.feature_bilstm import bilstm_of
-from bert_keras.tasks.data.custom_tables import CUSTOM
-from bert_keras.tasks.problems.classification import TextClassification
+from bert_keras.tasks.data.glue import CUSTOM
+from bert_keras.tasks.problems.classification import NextSentence, TextClassification
 from bert_keras.tasks.problems.fill_mask import FillMask
 from bert_keras.tasks.problems.multiple_choice import MultipleChoice
-from bert_keras.tasks.problems.next_sentence import NextSentence
 from bert_keras.tasks.problems.question_answering import QuestionAnswering
 from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.runs.ensemble import members_of

@@ -39,10 +39,9 @@ from bert_keras.model.feature_bilstm import bilstm_of, bilstm_parameters
 from bert_keras.tasks.batches import predict
 from bert_keras.tasks.data.sources import Source
 from bert_keras.tasks.hparams import BILSTM_SETTINGS, Hparams
-from bert_keras.tasks.problems.classification import TextClassification
+from bert_keras.tasks.problems.classification import NextSentence, TextClassification
 from bert_keras.tasks.problems.fill_mask import FillMask
 from bert_keras.tasks.problems.multiple_choice import MultipleChoice
-from bert_keras.tasks.problems.next_sentence import NextSentence
 from bert_keras.tasks.problems.question_answering import QuestionAnswering
 from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.task import Task

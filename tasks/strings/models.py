@@ -27,11 +27,10 @@ from bert_keras.tasks.options import (
     SquadOptions,
     TaggingOptions,
 )
-from bert_keras.tasks.problems.classification import TextClassification
+from bert_keras.tasks.problems.classification import NextSentence, TextClassification
 from bert_keras.tasks.problems.embedding import Embedding
 from bert_keras.tasks.problems.fill_mask import FillMask
 from bert_keras.tasks.problems.multiple_choice import MultipleChoice
-from bert_keras.tasks.problems.next_sentence import NextSentence
 from bert_keras.tasks.problems.question_answering import QuestionAnswering
 from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.runs.ensemble import at_precision
@@ -237,9 +236,7 @@ def embedder(
 
     Predictions: "embedding" float32 [N, H].
     """
-    return _build(
-        Embedding(pooling=pooling, l2=l2, layers=layers), checkpoint, seq_length=seq_length, dtype=dtype
-    )
+    return _build(Embedding(pooling=pooling, l2=l2, layers=layers), checkpoint, seq_length, dtype)
 
 
 def load(path: str | pathlib.Path, *, compile: bool = True, dtype: str | None = None) -> Any:
@@ -279,15 +276,6 @@ def load(path: str | pathlib.Path, *, compile: bool = True, dtype: str | None = 
         return tf.saved_model.load(str(named))
 
 
-def _make_features(feature_layers: str | None, bilstm: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The settings of a BiLSTM on frozen features; None for fine-tuning. Raises BertKerasError for wrong ones."""
-    if unknown := [name for name in bilstm if name not in BILSTM_SETTINGS]:
-        raise BertKerasError(
-            f"there is no argument {unknown[0]}; a BiLSTM on feature_layers has {', '.join(BILSTM_SETTINGS)}."
-        )
-    return Hparams(feature_layers=feature_layers, **bilstm).features
-
-
 def _build(
     problem: Problem,
     checkpoint: Checkpoint,
@@ -297,7 +285,12 @@ def _build(
     bilstm: Mapping[str, Any] | None = None,
 ) -> TextModel:
     """The problem's model with the weights of a checkpoint. Raises as `checkpoints.read`, and for sizes that do not fit."""
-    features = _make_features(feature_layers, bilstm or {})
+    bilstm = bilstm or {}
+    if unknown := [name for name in bilstm if name not in BILSTM_SETTINGS]:
+        raise BertKerasError(
+            f"there is no argument {unknown[0]}; a BiLSTM on feature_layers has {', '.join(BILSTM_SETTINGS)}."
+        )
+    features = Hparams(feature_layers=feature_layers, **bilstm).features  # None for fine-tuning
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
     if source.tensors:
         problem.check_checkpoint(source)

@@ -6,8 +6,9 @@ are in the weights.
 
 import functools
 import random
+import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -21,24 +22,12 @@ from bert_keras.tasks.batches import count, dataset, featurized
 from bert_keras.tasks.data.columns import class_resolver
 from bert_keras.tasks.devices.strategies import divided, padded_for, rows_for
 from bert_keras.tasks.devices.workers import Workers
-from bert_keras.tasks.strings.text_data import (
-    DATA_SETS,
-    SAMPLE_WEIGHT,
-    check_finite,
-    check_weights,
-    checked_columns,
-    count_batches,
-    count_rows,
-    get_batch_size,
-    has_features,
-    name_texts,
-    raw_batches,
-    raw_columns,
-    split_texts,
-    unpack_validation,
-)
+from bert_keras.tasks.strings import text_data
+from bert_keras.tasks.strings.text_data import SAMPLE_WEIGHT, get_batch_size, has_features, raw_columns
 from bert_keras.tasks.task import Features, Problem, Raw, model_inputs
 from bert_keras.text.preprocessing import Preprocessor
+
+Given = tuple[Any, Any, Any]  # x, y and sample_weight of `fit` or `evaluate`
 
 
 def text_batches(
@@ -64,32 +53,21 @@ def text_batches(
 
     Raises BertKerasError for data that cannot work.
     """
-    weighted: Any = Weighted(problem, make_class_weights(problem, class_weight))
+    weighted: Any = Weighted(problem, class_weight)
+    rows: Any = {"multiple_of": multiple_of, "worker_rows": worker_rows}
     if isinstance(x, tf.data.Dataset):
-        raw = raw_batches(problem, preprocess, x, y, sample_weight, batch_size=batch_size)
-        return featurized(weighted, preprocess, raw, multiple_of=multiple_of, worker_rows=worker_rows)
-    made = dataset(
-        weighted,
-        preprocess,
-        tf.data.Dataset.from_tensor_slices({**raw_columns(problem, preprocess, x, y, sample_weight)}),
-        batch_size=get_batch_size(batch_size),
-        seed=seed,
-        multiple_of=multiple_of,
-        worker_rows=worker_rows,
-    )
-    return _count_known(made)
+        raw = text_data.raw_batches(problem, preprocess, x, y, sample_weight, batch_size=batch_size)
+        return featurized(weighted, preprocess, raw, **rows)
+    columns = raw_columns(problem, preprocess, x, y, sample_weight)
+    examples, size = tf.data.Dataset.from_tensor_slices({**columns}), get_batch_size(batch_size)
+    return _count_known(dataset(weighted, preprocess, examples, batch_size=size, seed=seed, **rows))
 
 
-def make_batches(model: Any, given: tuple[Any, Any, Any], **options: Any) -> Any:
-    """Batches of features for Keras; a data set of features stays as it is.
-
-    model: a TextModel
-    given: x, y and sample_weight of `fit` or `evaluate`
-    options: those of `text_batches`
-    """
+def make_batches(model: Any, given: Given, **options: Any) -> Any:
+    """Batches of features for Keras; a data set of features stays as it is. model: a TextModel; options: of `text_batches`."""
     x, y, sample_weight = given
     if has_features(x):
-        if not isinstance(x, DATA_SETS):
+        if not isinstance(x, text_data.DATA_SETS):
             raise BertKerasError(
                 "features were given as arrays; give a tf.data.Dataset of (features, labels), or texts."
             )
@@ -105,24 +83,28 @@ def make_batches(model: Any, given: tuple[Any, Any, Any], **options: Any) -> Any
 
 
 def make_training_data(
-    model: Any, given: tuple[Any, Any, Any], *, validation_split: float, validation_data: Any, **options: Any
+    model: Any, given: Given, *, validation_split: float, validation_data: Any, **options: Any
 ) -> tuple[Any, Any]:
     """The batches of `fit`, and x, y and weights of its validation data: given, or split off; None without any.
 
     Arguments: those of `make_batches` and of `fit`. Warns of texts in Python that are cut.
     """
-    x = given[0]
+    x, problem, preprocess = given[0], model.problem, model.preprocess
     if validation_split:
         if validation_data is not None:
             raise BertKerasError("validation_split and validation_data were given; give one.")
-        given, validation_data = split_texts(model.problem, model.preprocess, *given, validation_split)
+        given, validation_data = text_data.split_texts(problem, preprocess, *given, validation_split)
     if not isinstance(x, tf.data.Dataset) and not has_features(x):
-        given = (checked_columns(model.problem, model.preprocess, *given), None, None)
+        columns = raw_columns(problem, preprocess, *given)
+        first = text_data.take_rows(columns, slice(text_data.CUT_SAMPLE))
+        if cut := text_data.cut_texts(problem, preprocess, first):
+            warnings.warn(cut, stacklevel=3)  # of the line that calls `fit`
+        given = (columns, None, None)
     data = _divide_batches(model, given, **options)
-    return data, None if validation_data is None else unpack_validation(validation_data)
+    return data, None if validation_data is None else text_data.unpack_validation(validation_data)
 
 
-def _divide_batches(model: Any, given: tuple[Any, Any, Any], **options: Any) -> Any:
+def _divide_batches(model: Any, given: Given, **options: Any) -> Any:
     """`make_batches` for `fit`. Of texts, each worker makes its own rows.
 
     All workers make all rows of a feature-based model, whose vectors are those of all texts, and where a worker has several
@@ -148,7 +130,7 @@ def draw_seed(strategy: tf.distribute.Strategy) -> int:
 
 def count_steps(batches: tf.data.Dataset, epochs: int, steps_per_epoch: int | None) -> int:
     """The optimizer steps of a `fit`. Raises BertKerasError where they are not known."""
-    known = count_batches(batches)
+    known = text_data.count_batches(batches)
     epoch = min(steps_per_epoch or known or 0, known or steps_per_epoch or 0)
     if not epoch:
         raise BertKerasError(
@@ -164,78 +146,69 @@ def count_steps(batches: tf.data.Dataset, epochs: int, steps_per_epoch: int | No
 
 def _count_known(batches: tf.data.Dataset) -> tf.data.Dataset:
     """Batches of a known number. Those of windows are counted by tokenizing once more, which is cheap beside the network."""
-    if count_batches(batches) is not None:
+    if text_data.count_batches(batches) is not None:
         return batches
     return batches.apply(tf.data.experimental.assert_cardinality(count(batches)))
 
 
-def one_batch(
-    model: Any, given: tuple[Any, Any, Any], *, class_weight: Mapping[Any, float] | None = None
-) -> tuple[Any, Any, Any]:
+def one_batch(model: Any, given: Given, *, class_weight: Mapping[Any, float] | None = None) -> Given:
     """(features, labels, weights) of texts in Python, all in one batch. Raises as `text_batches`."""
-    problem, preprocess = model.problem, model.preprocess
-    weighted: Any = Weighted(problem, make_class_weights(problem, class_weight))
-    columns = {**raw_columns(problem, preprocess, *given)}
-    return next(iter(featurized(weighted, preprocess, tf.data.Dataset.from_tensors(columns))))
+    weighted: Any = Weighted(model.problem, class_weight)
+    columns = {**raw_columns(model.problem, model.preprocess, *given)}
+    return next(iter(featurized(weighted, model.preprocess, tf.data.Dataset.from_tensors(columns))))
 
 
 def text_features(problem: Problem, preprocess: Preprocessor, x: Any) -> Features:
     """The inputs of the network for texts in Python, or for string tensors, all in one batch."""
     texts = keras.tree.flatten(x)
     tensors = bool(texts) and all(map(tf.is_tensor, texts))
-    raw = name_texts(x, [*problem.signature()]) if tensors else problem.given(x)
+    raw = text_data.name_texts(x, [*problem.signature()]) if tensors else problem.given(x)
     return model_inputs(
         problem.features(preprocess, {name: tf.convert_to_tensor(text) for name, text in raw.items()})
     )
 
 
-class Evaluation(NamedTuple):
-    """The data of an evaluation.
-
-    batches: (features, labels, weights), for the loss and Keras' metrics
-    examples: the same examples, raw and labelled, for the problem's own measures; None where it has Keras metrics
-    """
-
-    batches: tf.data.Dataset
-    examples: tf.data.Dataset | None
-
-
 def evaluation_data(
-    model: Any, given: tuple[Any, Any, Any], *, batch_size: int | None, steps: int | None = None
-) -> Evaluation:
-    """The data of an evaluation of texts and labels. model, given: as in `make_batches`.
+    model: Any, given: Given, *, batch_size: int | None, steps: int | None = None
+) -> tuple[tf.data.Dataset, tf.data.Dataset | None]:
+    """The data of an evaluation of texts and labels: batches (features, labels, weights), and the same examples, raw.
 
+    The examples are for the problem's own measures: None where it has Keras metrics.
     steps: batches to take, a data set's own or of `batch_size` texts; None takes all
 
     Raises as `text_batches`, and for weights where the problem has measures of its own, which count every text alike.
     """
-    x, y, sample_weight = given
-    problem, strategy, size = model.problem, model.distribute_strategy, get_batch_size(batch_size)
+    x, problem, strategy, size = (
+        given[0],
+        model.problem,
+        model.distribute_strategy,
+        get_batch_size(batch_size),
+    )
     preprocess, rows = padded_for(strategy, model.preprocess), rows_for(strategy, size)
     weighted: Any = Weighted(problem, None)
     if isinstance(x, tf.data.Dataset):
-        raw = raw_batches(problem, preprocess, x, y, sample_weight, batch_size=batch_size)
-        raw = raw.take(count_rows(steps, 1))
+        raw = text_data.raw_batches(problem, preprocess, *given, batch_size=batch_size)
+        raw = raw.take(text_data.count_rows(steps, 1))
         if steps is None:
-            check_finite(raw)
+            text_data.check_finite(raw)
         batches, examples = featurized(weighted, preprocess, raw, multiple_of=rows), raw.unbatch()
     else:
-        columns = raw_columns(problem, preprocess, x, y, sample_weight)
-        taken = {name: column[: None if steps is None else steps * size] for name, column in columns.items()}
-        examples = tf.data.Dataset.from_tensor_slices(taken)
+        columns = raw_columns(problem, preprocess, *given)
+        taken = text_data.take_rows(columns, slice(None if steps is None else steps * size))
+        examples = tf.data.Dataset.from_tensor_slices({**taken})
         batches = _count_known(dataset(weighted, preprocess, examples, batch_size=size, multiple_of=rows))
     if problem.metrics():
-        return Evaluation(batches, None)
+        return batches, None
     if SAMPLE_WEIGHT in examples.element_spec:
         raise BertKerasError(
             f"the measures of {problem.name} count every text alike, so sample_weight does not apply to its evaluation or "
             "validation; leave the weights out (for validation, give validation_data without weights)."
         )
-    return Evaluation(batches, examples)
+    return batches, examples
 
 
 def make_evaluation(
-    model: Any, given: tuple[Any, Any, Any], *, batch_size: int | None, steps: int | None
+    model: Any, given: Given, *, batch_size: int | None, steps: int | None
 ) -> tuple[Any, Callable[[], dict[str, float]] | None, int | None]:
     """Batches for Keras, the problem's own measures where it has some, and Keras' steps. Arguments as in `evaluation_data`."""
     if has_features(given[0]):
@@ -243,8 +216,7 @@ def make_evaluation(
     batches, examples = evaluation_data(model, given, batch_size=batch_size, steps=steps)
 
     def measure() -> dict[str, float]:
-        predictions, raw = model._predict_examples(examples, batch_size=get_batch_size(batch_size))
-        return dict(model.problem.evaluate(predictions, raw))
+        return dict(model.problem.evaluate(*model._predict_examples(examples, batch_size=batch_size)))
 
     return batches, None if examples is None else measure, None
 
@@ -252,14 +224,13 @@ def make_evaluation(
 class Weighted:
     """A problem whose weights are multiplied by the weights of the examples and of their classes."""
 
-    def __init__(self, problem: Problem, class_weights: tf.Tensor | None) -> None:
-        self._problem, self._class_weights = problem, class_weights
+    def __init__(self, problem: Problem, class_weight: Mapping[Any, float] | None) -> None:
+        self._problem, self._class_weights = problem, make_class_weights(problem, class_weight)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._problem, name)
 
     def labels(self, raw: Raw, features: Features) -> tuple[tf.Tensor, tf.Tensor]:
-        """Labels, and weights float32, with the leading shape of the logits."""
         labels, weights = self._problem.labels(raw, features)
         if self._class_weights is not None:
             weights *= tf.gather(self._class_weights, labels)
@@ -278,7 +249,7 @@ def make_class_weights(problem: Problem, given: Mapping[Any, float] | None) -> t
     if not names:
         raise BertKerasError(f"class_weight does not apply to {problem.name}; give sample_weight.")
     resolve = class_resolver(names)
-    check_weights([*given.values()], "class_weight")
+    text_data.check_weights([*given.values()], "class_weight")
     weights = np.ones(len(names), np.float32)
     for label, weight in given.items():
         if (found := resolve(label)) is None:

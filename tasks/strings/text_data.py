@@ -4,7 +4,6 @@ In: lists, arrays and data frames (tasks/data/columns.py), or a tf.data.Dataset 
 Out: columns [N] of texts, labels and weights, or a data set of them in batches.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
 from bert_keras.features import INPUT_WORD_IDS
+from bert_keras.fields import checked_value
 from bert_keras.io.files import data_errors
 from bert_keras.tasks.batches import EMPTY
 from bert_keras.tasks.data.columns import list_values
@@ -28,10 +28,8 @@ CUT_SAMPLE = 1_000  # examples that are looked at for texts that are cut
 
 
 def get_batch_size(batch_size: int | None) -> int:
-    """The size of a batch of texts: BATCH_SIZE for None. Raises BertKerasError for less than 1."""
-    if batch_size is not None and batch_size < 1:
-        raise BertKerasError(f"batch_size is {batch_size}; expected at least 1.")
-    return batch_size or BATCH_SIZE
+    """The size of a batch of texts: BATCH_SIZE for None. Raises BertKerasError for another value than a whole number over 0."""
+    return BATCH_SIZE if batch_size is None else checked_value(Hparams, "batch_size", batch_size)
 
 
 def has_features(x: Any) -> bool:
@@ -74,9 +72,13 @@ def unpack_validation(data: Any) -> tuple[Any, Any, Any]:
 # Texts in Python
 
 
+class Columns(dict[str, np.ndarray]):
+    """Raw columns [N] in place of texts and labels."""
+
+
 def raw_columns(
     problem: Problem, preprocess: Preprocessor, x: Any, y: Any = None, sample_weight: Any = None
-) -> dict[str, np.ndarray]:
+) -> Columns:
     """The columns of raw examples [N] for texts, labels and weights in Python. Raises BertKerasError."""
     if isinstance(x, Columns):
         return x
@@ -97,11 +99,7 @@ def raw_columns(
                 f"there are {count} texts and {len(column)} of {name}; give one for each text."
             )
     problem.check_targets(preprocess, columns | added)
-    return columns | added
-
-
-class Columns(dict[str, np.ndarray]):
-    """Raw columns [N] in place of texts and labels."""
+    return Columns(columns | added)
 
 
 def check_weights(values: Sequence[Any], where: str) -> np.ndarray:
@@ -112,17 +110,6 @@ def check_weights(values: Sequence[Any], where: str) -> np.ndarray:
                 f"{where.format(row)}: {value!r} is not a weight; give a finite number of at least 0."
             )
     return np.array(values, np.float32)
-
-
-def checked_columns(
-    problem: Problem, preprocess: Preprocessor, x: Any, y: Any, sample_weight: Any
-) -> Columns:
-    """`raw_columns`, with a warning about texts that are cut, of the first CUT_SAMPLE."""
-    columns = Columns(raw_columns(problem, preprocess, x, y, sample_weight))
-    first = {name: column[:CUT_SAMPLE] for name, column in columns.items()}
-    if cut := cut_texts(problem, preprocess, first):
-        warnings.warn(cut, stacklevel=4)  # of the line that calls `fit`
-    return columns
 
 
 def cut_texts(problem: Problem, preprocess: Preprocessor, raw: Mapping[str, Any]) -> str:
@@ -154,9 +141,14 @@ def _count_tokens(preprocess: Preprocessor, texts: tf.Tensor) -> tf.Tensor:
     return tf.reduce_max(tf.reshape(tokens, [len(texts), -1]), axis=1)
 
 
+def take_rows(columns: Mapping[str, np.ndarray], chosen: slice) -> Columns:
+    """Some rows of raw columns."""
+    return Columns({name: column[chosen] for name, column in columns.items()})
+
+
 def split_texts(
     problem: Problem, preprocess: Preprocessor, x: Any, y: Any, sample_weight: Any, fraction: float
-) -> tuple[Any, Any]:
+) -> tuple[Any, ...]:
     """The first examples and the last `fraction` of them, each (x, y, sample_weight), as Keras' validation_split."""
     if isinstance(x, tf.data.Dataset) or has_features(x):
         raise BertKerasError("validation_split applies to lists and arrays of texts; give validation_data.")
@@ -166,10 +158,8 @@ def split_texts(
     if not 0 < first < count:
         raise BertKerasError(f"validation_split {fraction} leaves no texts on one side of {count}.")
 
-    def side(chosen: slice) -> tuple[Columns, None, None]:
-        return Columns({name: column[chosen] for name, column in columns.items()}), None, None
-
-    return side(slice(first)), side(slice(first, None))
+    sides = (take_rows(columns, slice(first)), take_rows(columns, slice(first, None)))
+    return tuple((side, None, None) for side in sides)
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -197,9 +187,7 @@ def text_examples(problem: Problem, x: Any, *, steps: int | None, batch_size: in
     labelled = isinstance(spec, tuple) and (
         isinstance(spec[0], Mapping | tuple) or len(names) == 1 or len(spec) != len(names)
     )
-    name_texts(
-        spec[0] if labelled else spec, names
-    )  # here, because TensorFlow would hide the error in a traceback
+    name_texts(spec[0] if labelled else spec, names)  # TensorFlow would hide its error in a traceback
     texts = x.map(lambda *parts: name_texts(parts[0] if labelled or len(parts) == 1 else parts, names))
     if _is_batched(x):
         return texts.take(count_rows(steps, 1)).unbatch()
@@ -302,16 +290,13 @@ def name_texts(x: Any, names: Sequence[str]) -> dict[str, tf.Tensor]:
             raise BertKerasError(
                 f"the data set has {', '.join(x)}; the model also reads {', '.join(missing)}."
             )
-        return _check_strings({name: x[name] for name in names})
+        x = tuple(x[name] for name in names)
     parts = x if isinstance(x, tuple) else (x,)
     if len(parts) != len(names):
         raise BertKerasError(
             f"the data set has {len(parts)} texts an example; the model reads {', '.join(names)}."
         )
-    return _check_strings(dict(zip(names, parts, strict=True)))
-
-
-def _check_strings(texts: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    if wrong := [name for name, text in texts.items() if text.dtype != tf.string]:
-        raise BertKerasError(f"the data set's {wrong[0]} is {texts[wrong[0]].dtype.name}; give strings.")
-    return texts
+    for name, text in zip(names, parts, strict=True):
+        if text.dtype != tf.string:
+            raise BertKerasError(f"the data set's {name} is {text.dtype.name}; give strings.")
+    return dict(zip(names, parts, strict=True))

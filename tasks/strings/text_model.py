@@ -213,41 +213,40 @@ class TextModel(TrainingSteps, keras.Model):
         text_model_parts.check_callbacks(callbacks)
         if not self.compiled:
             self.compile()
-        data, validation_data = text_batches.make_training_data(
-            self,
-            (x, y, sample_weight),
-            validation_split=validation_split,
-            validation_data=validation_data,
-            batch_size=batch_size,
-            seed=text_batches.draw_seed(self.distribute_strategy) if shuffle else None,
-            class_weight=class_weight,
-        )
-        if validation_data is not None:
-            batched = isinstance(validation_data[0], tf.data.Dataset)
+        options = {"validation_split": validation_split, "validation_data": validation_data}
+        options |= {"batch_size": batch_size, "class_weight": class_weight}
+        options["seed"] = text_batches.draw_seed(self.distribute_strategy) if shuffle else None
+        data, validation = text_batches.make_training_data(self, (x, y, sample_weight), **options)
+        if validation is not None:
+            batched = isinstance(validation[0], tf.data.Dataset)
             size = validation_batch_size or (None if batched else batch_size)
-            validation_data, self._validation, validation_steps = text_batches.make_evaluation(
-                self, validation_data, batch_size=size, steps=validation_steps
+            validation, self._validation, validation_steps = text_batches.make_evaluation(
+                self, validation, batch_size=size, steps=validation_steps
             )
             if self._validation is not None:
                 text_model_parts.check_monitors(callbacks, self.problem.measure)
         if self._schedule is not None:
             total = text_batches.count_steps(data, epochs - initial_epoch, steps_per_epoch)
-            with self.distribute_strategy.scope():
-                optimizer = optimizer_of(self._schedule, total_steps=max(total, 1))
-                # Variables made inside Keras' `fit` would have it trace the step twice.
-                optimizer.build(self.trainable_variables)
-                self._compile(optimizer=optimizer)
+            self._start_schedule(self._schedule, total_steps=total)
         differ_between_replicas(self)
         shown = text_model_parts.choose_verbosity(verbose)
         kept = {"callbacks": callbacks, "epochs": epochs, "initial_epoch": initial_epoch, "verbose": shown}
         kept |= {"steps_per_epoch": steps_per_epoch, "shuffle": False}
         kept |= {"validation_steps": validation_steps, "validation_freq": validation_freq}
-        sets = fitting(self, data, validation_data, verbose=shown == 1)
+        sets = fitting(self, data, validation, verbose=shown == 1)
         try:
             with data_errors(), sets as (data, validation):
                 return super().fit(data, validation_data=validation, **kept)
         finally:
             self._validation = None
+
+    def _start_schedule(self, hparams: Hparams, *, total_steps: int) -> None:
+        """Compiles with a new optimizer, whose schedule ends after `total_steps`."""
+        with self.distribute_strategy.scope():
+            optimizer = optimizer_of(hparams, total_steps=max(total_steps, 1))
+            # Variables made inside Keras' `fit` would have it trace the step twice.
+            optimizer.build(self.trainable_variables)
+            self._compile(optimizer=optimizer)
 
     def evaluate(
         self,
@@ -300,7 +299,7 @@ class TextModel(TrainingSteps, keras.Model):
             )
         _, examples = text_batches.evaluation_data(self, (x, y, None), batch_size=batch_size)
         with data_errors():
-            predictions, raw = self._predict_examples(examples, batch_size=get_batch_size(batch_size))
+            predictions, raw = self._predict_examples(examples, batch_size=batch_size)
         self.problem, predictions = self.problem.calibrate(predictions, raw)
         return dict(self.problem.evaluate(predictions, raw))
 
@@ -370,11 +369,13 @@ class TextModel(TrainingSteps, keras.Model):
         """`predict` of one batch of texts; features give logits, as in Keras."""
         return self.predict(x, verbose=0) if has_text(x) else super().predict_on_batch(x)
 
-    def _predict_examples(self, examples: tf.data.Dataset, **options: Any) -> tuple[Arrays, Arrays]:
-        """`predict` of tasks/batches.py, traced anew only after a change of what it read."""
+    def _predict_examples(
+        self, examples: tf.data.Dataset, *, batch_size: int | None, **progress: Any
+    ) -> tuple[Arrays, Arrays]:
+        """`predict` of tasks/batches.py for raw examples, traced anew only after a change of what it read."""
         if self._predict is None or self._predict.is_outdated(self):
             self._predict = text_model_parts.TracedPrediction(self)
-        return self._predict.call(examples, **options)
+        return self._predict.call(examples, batch_size=get_batch_size(batch_size), **progress)
 
     # -------------------------------------------------------------------------------------------------------
     # Files

@@ -53,15 +53,16 @@ def check_monitors(callbacks: Any, measure: str) -> None:
 
 def join_metrics(metrics: Any, weighted_metrics: Any) -> list[Any]:
     """Both lists of metrics as one; a metric in `metrics` replaces one of the same name."""
-    first = keras.tree.flatten(metrics)
-    names = {_get_name(metric) for metric in first if metric is not None}
-    second = [metric for metric in keras.tree.flatten(weighted_metrics) if _get_name(metric) not in names]
-    return [metric for metric in (*first, *second) if metric is not None]
 
+    def name_of(metric: Any) -> str:
+        name = metric if isinstance(metric, str) else getattr(metric, "name", getattr(metric, "__name__", ""))
+        return "accuracy" if name == "acc" else name
 
-def _get_name(metric: Any) -> str:
-    name = metric if isinstance(metric, str) else getattr(metric, "name", getattr(metric, "__name__", ""))
-    return "accuracy" if name == "acc" else name
+    first, second = (
+        [metric for metric in keras.tree.flatten(given) if metric is not None]
+        for given in (metrics, weighted_metrics)
+    )
+    return first + [metric for metric in second if name_of(metric) not in {*map(name_of, first)}]
 
 
 def check_settings(settings: Mapping[str, Any], optimizer: Any) -> None:
