@@ -22,8 +22,8 @@ from bert_keras.tasks.devices.workers import reports_lost_workers
 from bert_keras.tasks.finetuning.finetune import plan_finetuning
 from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.runs.run_folder import load_run, save_run
-from bert_keras.tasks.training.fingerprint import digest_of_examples
 from bert_keras.tasks.training.loop import train
+from bert_keras.tasks.training.plan import digest_of_examples
 from bert_keras.tasks.training.saver import ReplicaValues, Saver
 
 # Refused before any training

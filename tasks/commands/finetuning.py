@@ -157,7 +157,7 @@ def model_of(args: argparse.Namespace, *, data: str | None = None) -> Any:
     """Loads the runs of --run, or the checkpoint for the task. Raises BertKerasError unless the flags name one of them."""
     from bert_keras.tasks.devices.strategies import strategy
     from bert_keras.tasks.runs.ensemble import at_precision, load_runs, members_of
-    from bert_keras.tasks.runs.run_folder import pretrained_run
+    from bert_keras.tasks.runs.run_folder import open_task, run_of
     from bert_keras.tasks.training.task_model import encoder_of
 
     if bool(args.run) == bool(args.checkpoint or args.task) or bool(args.checkpoint) != bool(args.task):
@@ -166,7 +166,7 @@ def model_of(args: argparse.Namespace, *, data: str | None = None) -> Any:
         if args.run:
             run = load_runs(args.run, data=data)
         else:
-            run = pretrained_run(args.task, args.checkpoint, data=data)
+            run = run_of(open_task(args.task, data), args.checkpoint)
         run = at_precision(run, inference_of(args).precision)
     slow_precision(encoder_of(members_of(run.model)[0]).compute_dtype)  # a .keras file may be in bfloat16
     return run
@@ -192,15 +192,12 @@ def _run_evaluate(args: argparse.Namespace) -> None:
     batch_size = inference_of(args).batch_size
     start_strategy(args.strategy, deterministic=False)
     from bert_keras.tasks.batches import cardinality, predictor
-    from bert_keras.tasks.finetuning.examples import check_labelled
-    from bert_keras.tasks.runs.evaluation_splits import splits_of
+    from bert_keras.tasks.finetuning.examples import check_labelled, splits_of
     from bert_keras.tasks.runs.run_card import describe
 
     run = model_of(args, data=args.data)
     task, measured, tables = run.task, {}, []
-    splits = list(
-        splits_of(run, args.run or (), args.split)
-    )  # all files are read before any of them is measured
+    splits = [*splits_of(task, args.run or (), args.split)]  # reads all files before it measures any
     for split, examples, note in splits:
         if note:
             print(note, file=sys.stderr)

@@ -36,7 +36,7 @@ from bert_keras.model.feature_bilstm import OUTPUTS, VECTORS
 from bert_keras.model.kernels import packed_weights
 from bert_keras.tasks.options import WindowOptions
 from bert_keras.tasks.task import Features, Raw, check_stride, model_inputs
-from bert_keras.tasks.training.fingerprint import digest_of_tensors
+from bert_keras.tasks.training.plan import digest_of_tensors
 from bert_keras.tasks.training.task_model import NEW_PARTS, check_sizes
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.words import TEXT, find_words, take_text

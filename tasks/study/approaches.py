@@ -45,7 +45,7 @@ from bert_keras.tasks.study.rows import (
     check_settings,
 )
 from bert_keras.tasks.task import Task
-from bert_keras.tasks.training.fingerprint import fingerprint_of_checkpoint
+from bert_keras.tasks.training.plan import fingerprint_of_checkpoint
 
 RESTARTS = 3
 VECTORS = "vectors"

@@ -54,7 +54,7 @@ from bert_keras.tasks.study.rows import (
     protocol_runs,
 )
 from bert_keras.tasks.task import Task
-from bert_keras.tasks.training.fingerprint import fingerprint_of_checkpoint
+from bert_keras.tasks.training.plan import fingerprint_of_checkpoint
 
 
 def check_output(output: pathlib.Path, tasks: Sequence[str]) -> None:
