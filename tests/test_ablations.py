@@ -159,7 +159,7 @@ def test_bad_input_is_named_first(tmp_path, small):
         ({"scale": "huge"}, "'huge'; give one of small, paper"),
         ({"changes": {"stepps": 3}}, "no setting stepps"),
         ({"tasks": ["sst3"], "data": {}}, "no task named 'sst3'"),
-        ({"restarts": 0}, "restarts is 0; give at least 1"),
+        ({"restarts": 0}, "restarts is 0; restarts must be a whole number of at least 1"),
         ({"tasks": ["sst2", "sst2"]}, "the tasks are sst2, sst2; give at least one, each once"),
         (
             {"tasks": ["rte"]},

@@ -133,14 +133,15 @@ def padded_for(distribution: tf.distribute.Strategy, preprocess: Preprocessor) -
     """The preprocessor with the padding that a strategy needs: a TPU compiles a step for one length."""
     if not isinstance(distribution, tf.distribute.TPUStrategy):
         return preprocess
-    sizes = {"seq_length": preprocess.seq_length, "truncation": preprocess.truncation}
-    return Preprocessor(preprocess.tokenizer, **sizes)
+    return Preprocessor(
+        preprocess.tokenizer, seq_length=preprocess.seq_length, truncation=preprocess.truncation
+    )
 
 
 def in_replicas(
     distribution: tf.distribute.Strategy, call: Callable[[Any], Any], *, batch_size: int
 ) -> Callable[[Any], Any]:
-    """A function of rows, a structure of [B, ...], which makes what `call` makes of them: each replica computes a share.
+    """`call` for rows, a structure of [B, ...], of which each replica computes a share.
 
     batch_size: the largest B
 
@@ -172,8 +173,9 @@ def in_replicas(
             return whole if multiple == replicas else tf.ensure_shape(whole, [multiple, *values.shape[1:]])
 
         outputs = distribution.run(in_replica, args=(tf.nest.map_structure(filled, rows),))
-        local = distribution.experimental_local_results
-        return tf.nest.map_structure(lambda one: local(one)[0][:count], outputs)
+        return tf.nest.map_structure(
+            lambda one: distribution.experimental_local_results(one)[0][:count], outputs
+        )
 
     return made
 

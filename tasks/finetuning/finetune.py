@@ -14,7 +14,7 @@ from bert_keras.errors import BertKerasError
 from bert_keras.features import POOLED_OUTPUT, WorkerRows
 from bert_keras.io.folders import Folder
 from bert_keras.model.encoder import BertEncoder
-from bert_keras.model.feature_bilstm import bilstm_of
+from bert_keras.model.feature_bilstm import FeatureEncoder, bilstm_of
 from bert_keras.model.precision import training_policy
 from bert_keras.tasks.batches import count, dataset
 from bert_keras.tasks.devices.strategies import (
@@ -42,14 +42,7 @@ from bert_keras.tasks.strings.text_model import TextModel
 from bert_keras.tasks.task import Task, check_stride
 from bert_keras.tasks.training.loop import RUN, check_save_every, train
 from bert_keras.tasks.training.plan import Plan, Stage, fingerprint_of_checkpoint
-from bert_keras.tasks.training.task_model import (
-    NEW_PARTS,
-    check_sizes,
-    heads_of,
-    network_of,
-    network_on_vectors,
-    optimizer_of,
-)
+from bert_keras.tasks.training.task_model import NEW_PARTS, check_sizes, heads_of, network_of, optimizer_of
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
 
@@ -80,24 +73,13 @@ def _in_order_of(
     return dataclasses.replace(source, tensors={**source.tensors, **ordered}, labels=tuple(wanted))
 
 
-def _assigned(
-    task: Task, source: checkpoints.Checkpoint, model: TextModel, *, keep_head: bool
-) -> checkpoints.Report:
-    """Assigns the checkpoint's weights to the model."""
-    heads = heads_of(model)
-    if keep_head:
-        return checkpoints.assign(_in_order_of(task, source, heads), model.encoder, fresh=NEW_PARTS, **heads)
-    kept = heads if task.pretrained_head else {}
-    return checkpoints.assign(source, model.encoder, fresh=(*NEW_PARTS, *heads), **kept)
-
-
 def _new_parts(
     task: Task, encoder: BertEncoder, report: checkpoints.Report | None
 ) -> list[keras.layers.Layer]:
     """The parts of an encoder that the checkpoint lacks and the task reads: frozen, they would stay at random weights."""
-    if report is None:
-        return []  # the whole encoder is random, as a baseline
-    names = {name.split("/")[0] for name in report.fresh}
+    names = (
+        {name.split("/")[0] for name in report.fresh} if report else ()
+    )  # else all is random, as a baseline
     read = {"bilstm": encoder.bilstm} | ({"pooler": encoder.pooler} if POOLED_OUTPUT in task.outputs else {})
     return [part for name, part in read.items() if name in names and part is not None]
 
@@ -114,7 +96,11 @@ def _text_model(
     """The task's model with the checkpoint's weights."""
     encoder, network = network_of(task, source.config, dtype=training_policy(hparams.precision))
     model = TextModel(task, preprocess, network)
-    report = _assigned(task, source, model, keep_head=keep_head) if source.tensors else None
+    heads = heads_of(model)
+    kept = heads if keep_head or task.pretrained_head else {}
+    fresh = NEW_PARTS if keep_head else (*NEW_PARTS, *heads)
+    source = _in_order_of(task, source, heads) if keep_head else source
+    report = checkpoints.assign(source, encoder, fresh=fresh, **kept) if source.tensors else None
     log("weights: random" if report is None else str(report))
     encoder.trainable = hparams.freeze != "encoder"
     encoder.rematerialize = hparams.rematerialize
@@ -134,8 +120,9 @@ def _model_on_vectors(
 ) -> ModelOnVectors:
     """The task's model on a BiLSTM, without an encoder."""
     assert hparams.features is not None
-    policy = training_policy(hparams.precision)
-    network = network_on_vectors(task, source.config, hparams.features, dtype=policy)
+    dtype = training_policy(hparams.precision)
+    stand_in: Any = FeatureEncoder(source.config, dtype=dtype, **hparams.features)
+    network = task.model(stand_in)
     if not source.tensors:
         log("weights: random")
     if (bilstm := bilstm_of(network)) is not None:
@@ -174,7 +161,12 @@ def _compiled_model(
 
 
 def _checked_tokenizer(
-    task: Task, source: checkpoints.Checkpoint, hparams: Hparams, *, keep_head: bool
+    task: Task,
+    source: checkpoints.Checkpoint,
+    hparams: Hparams,
+    *,
+    keep_head: bool,
+    feature_cache: str | pathlib.Path | None,
 ) -> Tokenizer:
     """The checkpoint's tokenizer. Raises BertKerasError unless checkpoint, task and settings fit together."""
     if source.tensors:
@@ -186,6 +178,7 @@ def _checked_tokenizer(
     tokenizer = checkpoints.tokenizer_of(source)
     check_sizes(source.config, vocab_size=tokenizer.vocab_size, seq_length=hparams.seq_length)
     check_stride(task, tokenizer, seq_length=hparams.seq_length)
+    check_feature_based(task, source.config, hparams, keep_head=keep_head, feature_cache=feature_cache)
     return tokenizer
 
 
@@ -195,11 +188,14 @@ def _lines_about(
     """The lines about the data of a plan."""
     cut = cut_texts(task, preprocess, next(iter(examples.train.batch(CUT_SAMPLE))))
     counts = f"{examples.train_count:,} examples, {steps:,} steps; dev {examples.dev_count:,} examples"
-    how = [] if hparams.precision == "float32" else [hparams.precision]
-    how += [] if hparams.micro_batch is None else [f"micro-batches of {hparams.micro_batch}"]
-    how += [] if hparams.steps_per_execution == 1 else [f"{hparams.steps_per_execution} steps at once"]
-    how += ["rematerialized blocks"] if hparams.rematerialize else []
-    settings = f"; with {', '.join(how)}" if how else ""
+    how = {
+        hparams.precision: hparams.precision != "float32",
+        f"micro-batches of {hparams.micro_batch}": hparams.micro_batch is not None,
+        f"{hparams.steps_per_execution} steps at once": hparams.steps_per_execution > 1,
+        "rematerialized blocks": hparams.rematerialize,
+    }
+    listed = ", ".join(words for words, applies in how.items() if applies)
+    settings = f"; with {listed}" if listed else ""
     return [*([cut] if cut else []), f"training {task.name} on {counts}{settings}"]
 
 
@@ -268,8 +264,7 @@ def plan_finetuning(
     distribution = strategy(strategy_name)
     check_micro_batch(distribution, batch_size=hparams.batch_size, micro_batch=hparams.micro_batch)
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
-    tokenizer = _checked_tokenizer(task, source, hparams, keep_head=keep_head)
-    check_feature_based(task, source.config, hparams, keep_head=keep_head, feature_cache=feature_cache)
+    tokenizer = _checked_tokenizer(task, source, hparams, keep_head=keep_head, feature_cache=feature_cache)
     keras.utils.set_random_seed(hparams.seed)  # also decides which examples are drawn, and their order
     preprocess = Preprocessor(tokenizer, seq_length=hparams.seq_length, pad_to_longest=True)
     examples = read_examples(task, preprocess, hparams, dev_split)
@@ -291,16 +286,11 @@ def plan_finetuning(
         if output is not None:
             vectors.check_room(folder_of(output, feature_cache))
     stage = _stage(task, preprocess, examples.train, hparams, distribution, vectors)
+    build = functools.partial(
+        _compiled_model, task, source, hparams, keep_head=keep_head, preprocess=preprocess
+    )
     with distribution.scope():
-        model = _compiled_model(
-            task,
-            source,
-            hparams,
-            total_steps=stage.total,
-            keep_head=keep_head,
-            log=lines.append,
-            preprocess=preprocess,
-        )
+        model = build(total_steps=stage.total, log=lines.append)
     lines += _lines_about(task, preprocess, examples, steps=stage.total, hparams=hparams)
     monitor = functools.partial(
         FineTuningMonitor,

@@ -19,10 +19,10 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
 from bert_keras.features import INPUT_MASK, NEXT_SENTENCE_LABEL
-from bert_keras.fields import Masking
+from bert_keras.fields import Masking, checked_value
 from bert_keras.io.files import atomic_file, digest_file, file_errors
 from bert_keras.io.folders import check_equal
-from bert_keras.tasks.hparams import Sampling
+from bert_keras.tasks.hparams import PretrainHparams, Sampling
 from bert_keras.tasks.pretraining.corpus import TFDS, Corpora, interleaved
 from bert_keras.tasks.pretraining.corpus_files import Document, Range, Unparsed
 from bert_keras.tasks.pretraining.instance_stream import (
@@ -64,7 +64,7 @@ class Job:
     compress: gzip
     shard_bytes, shard_documents: least text in a file; memory grows with them, not with the corpus
 
-    Raises BertKerasError for a negative seed, and for a segmenter that the masks do not read.
+    Raises BertKerasError for a seed out of range, and for a segmenter that the masks do not read.
     """
 
     path: pathlib.Path
@@ -78,8 +78,7 @@ class Job:
     shard_documents: int = SHARD_DOCUMENTS
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise BertKerasError(f"seed is {self.seed}; seed must be at least 0.")
+        checked_value(PretrainHparams, "seed", self.seed)
         if self.masking is not None:
             check_segments_are_read(self.segment, whole_word=self.masking.whole_word)
 

@@ -18,6 +18,7 @@ from typing import Any
 from bert_keras import checkpoints
 from bert_keras.checkpoints.hugging_face import SAFETENSORS, TOP
 from bert_keras.errors import BertKerasError, LossDiverged, MissingFileError
+from bert_keras.fields import checked_value
 from bert_keras.io.files import write_json
 from bert_keras.io.folders import Folder, check_equal
 from bert_keras.io.json_files import MEASURE, TEXT, checked_fields, object_of, or_null, read_object
@@ -27,6 +28,7 @@ from bert_keras.tasks.devices.workers import SAME_IN_ALL, Workers
 from bert_keras.tasks.finetuning.examples import check_fits, read_examples
 from bert_keras.tasks.frozen.row_vectors import FOLDER, check_feature_based
 from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.options import AblationOptions
 from bert_keras.tasks.runs.run_card import CARD
 from bert_keras.tasks.runs.run_folder import DEGENERATE, FILES, check_finished, open_task
 from bert_keras.tasks.task import Task
@@ -203,8 +205,7 @@ def check_choice(name: str, known: Mapping[str, Any], *, restarts: int | None = 
     """Raises BertKerasError for an unknown study or scale, and for less than one restart."""
     if name not in known:
         raise BertKerasError(f"unknown name {name!r}; give one of {', '.join(known)}.")
-    if restarts is not None and restarts < 1:
-        raise BertKerasError(f"restarts is {restarts}; give at least 1.")
+    checked_value(AblationOptions, "restarts", restarts)
 
 
 def opened(name: str, data: Mapping[str, Source], **options: Any) -> Task:
