@@ -28,7 +28,7 @@ OF_FEATURES = (*BILSTM_SETTINGS, "feature_dtype")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainingSteps(Checked):
+class StepSettings(Checked):
     """The settings of a training's steps, which change no result but by rounding, and by the size of a batch."""
 
     batch_size: int = setting(32, help="examples in a batch, over all replicas", at_least=1)
@@ -54,7 +54,7 @@ class TrainingSteps(Checked):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Hparams(TrainingSteps):
+class Hparams(StepSettings):
     """The settings of one fine-tuning (defaults: Devlin et al. 2019, sec. 4.1 and A.3).
 
     layer_decay, schedule and unfreeze are the three techniques of ULMFiT (Howard and Ruder 2018). With unfreeze, epoch e, counted
@@ -224,14 +224,14 @@ class Sampling(Checked):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PretrainHparams(TrainingSteps):
+class PretrainHparams(StepSettings):
     """The settings of one pre-training (defaults: Devlin et al. 2019, A.2).
 
     phases: pairs of a length in tokens and a fraction of the steps, in order
     """
 
     batch_size: int = like(
-        TrainingSteps, "batch_size", default=256, help="instances in a batch, over all replicas"
+        StepSettings, "batch_size", default=256, help="instances in a batch, over all replicas"
     )
     steps: int = setting(1_000_000, help="optimizer steps", at_least=1)
     learning_rate: float = like(Hparams, "learning_rate", default=1e-4, help="the highest learning rate")

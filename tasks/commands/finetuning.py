@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bert_keras.cli.console import PATH, Command, progress, say, start, table
-from bert_keras.errors import BertKerasError, MissingFileError, first_names
+from bert_keras.errors import BertKerasError, first_names
 from bert_keras.fields import add_flags, given_settings
 from bert_keras.io.paths import to_path
 from bert_keras.tasks.commands.flags import (
@@ -82,26 +82,19 @@ def _check_dev(
         )
 
 
-def _check_no_dev_split(task: Any, folder: str) -> None:
-    try:
-        task.examples(task.validation_splits[0])
-    except MissingFileError:
-        return
-    raise BertKerasError(
-        f"{folder} has a dev split; leave --dev-fraction out, or give the training file as --data."
-    )
-
-
 def open_given_task(args: argparse.Namespace, *, holds_out: bool = True) -> tuple[Any, Hparams]:
     """The task of the flags of `add_task`, and its hyperparameters with those that were given. holds_out: as there."""
+    from bert_keras.tasks.finetuning.examples import has_dev_split
     from bert_keras.tasks.runs.run_folder import open_task
 
     fraction = getattr(args, "dev_fraction", None)
     _check_dev(args.data, args.dev_data, fraction, holds_out=holds_out)
     source = {"train": args.data, "validation": args.dev_data} if args.dev_data else args.data
     task = open_task(args.task, source, **given_settings(args, *TASK_OPTIONS))
-    if fraction is not None and to_path(args.data).is_dir():
-        _check_no_dev_split(task, args.data)
+    if fraction is not None and to_path(args.data).is_dir() and has_dev_split(task):
+        raise BertKerasError(
+            f"{args.data} has a dev split; leave --dev-fraction out, or give the training file as --data."
+        )
     return task, hparams_of(task.defaults, given_settings(args, Hparams))
 
 

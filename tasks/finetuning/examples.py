@@ -87,6 +87,15 @@ def check_labelled(task: Task, preprocess: Preprocessor, examples: tf.data.Datas
         )
 
 
+def has_dev_split(task: Task) -> bool:
+    """True if the source of a task has its first validation split."""
+    try:
+        task.examples(task.validation_splits[0])
+    except MissingFileError:
+        return False
+    return True
+
+
 # -----------------------------------------------------------------------------------------------------------
 # The splits to measure
 
@@ -181,10 +190,4 @@ def _only_file(task: Task) -> pathlib.Path | None:
     source = getattr(task, "source", None)
     if not isinstance(source, str | pathlib.Path):
         return None
-    if not to_path(source).is_file():
-        try:
-            task.examples(task.validation_splits[0])
-            return None
-        except MissingFileError:
-            pass
-    return to_path(source)
+    return None if not to_path(source).is_file() and has_dev_split(task) else to_path(source)
