@@ -22,7 +22,7 @@ FINE_TUNING_RATE, FEATURE_RATE = 5e-5, 1e-3
 # The samplers of pre-training, and the number of segments in an instance; two segments have a label.
 SEGMENTS = {"next_sentence": 2, "sentence_pair": 2, "sentence_order": 2, "full_sentences": 1, "contiguous": 1}
 STRICT = ("next_sentence", "sentence_pair")  # the samplers that have a strict form
-# Fields of Hparams that apply only with feature_layers: first those of the model.
+# Fields of Hparams that apply only with feature_layers; the first describe the model.
 BILSTM_SETTINGS = ("lstm_layers", "lstm_units", "lstm_dropout")
 OF_FEATURES = (*BILSTM_SETTINGS, "feature_dtype")
 
@@ -176,10 +176,7 @@ class Hparams(StepSettings):
         return {name: getattr(self, name) for name in ("feature_layers", *BILSTM_SETTINGS)}
 
     def fingerprint(self) -> dict[str, Any]:
-        """The fields that decide the result of a training, to compare with those of an unfinished run.
-
-        Those of features only with feature_layers.
-        """
+        """The fields that decide the result of a training; settings of features only with feature_layers."""
         unread = OF_FEATURES if self.feature_layers is None else ()
         return {name: value for name, value in dataclasses.asdict(self).items() if name not in unread}
 

@@ -133,7 +133,7 @@ class Workers:
             yield pathlib.Path(own)
 
     def log(self, log: Callable[[str], None]) -> Callable[[str], None]:
-        """The log of this worker: that of the chief has all lines, the others' have the warnings."""
+        """The log of this worker: the chief logs all lines, the others only warnings."""
         return log if self.chief else lambda line: log(line) if line.startswith("warning: ") else None
 
 

@@ -111,7 +111,7 @@ class Split(NamedTuple):
 def splits_of(task: Task, paths: Sequence[Path], split: str | None = None) -> Iterator[Split]:
     """Yields the splits to measure.
 
-    task: that of a run, with its examples
+    task: a run's task, with its examples
     paths: the folder of the run, or the folders of an ensemble
     split: a split of the task, or HELD_OUT; None takes the rows that the runs held out if the data is their training file, else
         every validation split of the task

@@ -161,7 +161,7 @@ class FineTuningMonitor(Monitor):
         return results
 
     def _rows_at_once(self) -> int:
-        """The rows of an evaluation's batch: those of a training step that all replicas compute at once."""
+        """The rows of an evaluation's batch: as many as all replicas compute at once in a training step."""
         batch_size, micro_batch = self._hparams.batch_size, self._hparams.micro_batch
         if micro_batch is None:
             return batch_size

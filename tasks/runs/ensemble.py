@@ -1,4 +1,4 @@
-"""Several runs of one task as one, the mean of their outputs; and runs at another precision.
+"""Ensembles, several runs of one task whose outputs are averaged; and runs at another precision.
 
 In: the folders of runs, or a Run. Out: a Run for evaluation and exports.
 """

@@ -1,6 +1,6 @@
 """The model card of a run: README.md as the Hugging Face Hub reads it, with license, base model, tags and metrics as YAML.
 
-In: a Run and the content of its results.json. Out: the text. Its parts are also those of an exported version's card.
+In: a Run and the content of its results.json. Out: the text. An exported version's card has the same parts.
 """
 
 import math

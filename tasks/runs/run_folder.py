@@ -151,7 +151,7 @@ def save_run(
 ) -> None:
     """Writes weights, config, vocabulary and task.json. Raises as `save_weights`.
 
-    model: of one on stored vectors, the encoder is not written
+    model: on a BiLSTM without an encoder, whose weights are in the folder already, if it learned from stored vectors
     frozen: paths of layers that `load_run` freezes
     """
     heads, bilstm, tokenizer = heads_of(model), bilstm_of(model), preprocess.tokenizer

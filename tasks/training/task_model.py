@@ -17,7 +17,7 @@ import safetensors.numpy
 import tensorflow as tf
 
 from bert_keras.config import BertConfig
-from bert_keras.errors import BertKerasError, MissingFileError, first_names
+from bert_keras.errors import BertKerasError, first_names
 from bert_keras.features import POOLED_OUTPUT, SEQUENCE_OUTPUT
 from bert_keras.io.files import atomic_file
 from bert_keras.model.encoder import BertEncoder
@@ -213,11 +213,9 @@ def read_weights(path: pathlib.Path, variables: Mapping[str, keras.Variable], *,
 
     wanted_by: the file, named in errors, that says which variables there are
 
-    Raises MissingFileError for a missing file; BertKerasError for a damaged one, and for a variable of another shape, without a
-    value or with values that are not finite.
+    Raises BertKerasError for a damaged file, and for a variable of another shape, without a value or with values that are not
+    finite.
     """
-    if not path.is_file():
-        raise MissingFileError(f"no {path.name} in {path.parent}; train again.")
     try:
         weights = safetensors.numpy.load_file(path)
     except safetensors.SafetensorError as error:
