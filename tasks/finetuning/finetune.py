@@ -183,9 +183,9 @@ def _checked_tokenizer(
 
 
 def _lines_about(
-    task: Task, preprocess: Preprocessor, examples: Examples, *, steps: int, hparams: Hparams
+    task: Task, preprocess: Preprocessor, examples: Examples, hparams: Hparams, *, steps: int
 ) -> list[str]:
-    """The lines about the data of a plan."""
+    """A warning about texts that are cut, if there are any, and the line that a training begins."""
     cut = cut_texts(task, preprocess, next(iter(examples.train.batch(CUT_SAMPLE))))
     counts = f"{examples.train_count:,} examples, {steps:,} steps; dev {examples.dev_count:,} examples"
     how = {
@@ -291,7 +291,7 @@ def plan_finetuning(
     )
     with distribution.scope():
         model = build(total_steps=stage.total, log=lines.append)
-    lines += _lines_about(task, preprocess, examples, steps=stage.total, hparams=hparams)
+    lines += _lines_about(task, preprocess, examples, hparams, steps=stage.total)
     monitor = functools.partial(
         FineTuningMonitor,
         trained=model,

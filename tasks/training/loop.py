@@ -152,12 +152,7 @@ def train(
 
     save_every: steps between two saves, which stay; None saves at the end of each epoch, and removes the saves when it has
         finished; 0 saves nothing, so that an interrupted run starts again
-    verbose: 0 logs no lines inside epochs; 1 shows a progress bar; 2 logs lines inside long epochs; "auto" is 1 in a terminal,
-        else 2
-    log: receives a line for each epoch, and the other messages
-
-    Ctrl-C stops after the running step, which is saved unless save_every is 0; a second Ctrl-C stops at once. Both raise
-    KeyboardInterrupt, whose message says from which step the same call resumes.
+    verbose, log, Ctrl-C: as in `finetune`
 
     Raises BertKerasError if the folder has other content or is in use, and LossDiverged.
     """

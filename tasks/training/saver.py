@@ -14,7 +14,7 @@ import math
 import pathlib
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -56,16 +56,14 @@ def check_loss(logs: Mapping[str, Any] | None, *, step: int) -> None:
 
 def check_finite(model: keras.Model, *, step: int, workers: Workers) -> None:
     """Raises LossDiverged in all workers if a weight is NaN, infinite or over LARGEST; the loss would show it a step later."""
-    found = next(_too_large(model.trainable_variables), "")
-    if workers.greatest(len(found)):
-        raise LossDiverged(found or "a weight of another worker is not finite", step=step)
-
-
-def _too_large(variables: Iterable[keras.Variable]) -> Iterator[str]:
-    for variable in variables:
+    found = ""
+    for variable in model.trainable_variables:
         largest = float(tf.reduce_max(tf.abs(tf.convert_to_tensor(variable.value))))
         if not largest <= LARGEST:  # NaN too
-            yield f"{variable.path} has reached {largest:.3g}"
+            found = f"{variable.path} has reached {largest:.3g}"
+            break
+    if workers.greatest(len(found)):
+        raise LossDiverged(found or "a weight of another worker is not finite", step=step)
 
 
 def _devices(count: int) -> str:
