@@ -1,6 +1,6 @@
 """Compares an AdamW step of the word embeddings with a dense gradient, as we take it, to one with the sparse gradient.
 
-    PYTHONPATH=. python benchmarks/embedding_gradients.py
+    python benchmarks/embedding_gradients.py
 
 In: nothing; ids and gradients are random. Out: for each width and batch, how many times longer than ours the other forms take
 (median over the rounds, and the range; all forms take turns), and how far their weights are from ours after the steps:

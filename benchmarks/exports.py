@@ -16,13 +16,13 @@ import pathlib
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from typing import Any
 
 import machine
 import numpy as np
 import tensorflow as tf
+from interleave import CLOCKS
 from rich.console import Console
 from rich.table import Table
 
@@ -122,7 +122,7 @@ def main() -> int:
     parser.add_argument("--data", required=True, help="folder of the task's files, or one file")
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=[*FORMS], help="forms to export")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall")
     parser.add_argument("--max-examples", type=int, default=1_000, help="dev examples to measure")
     parser.add_argument("--json", help="write the figures to this file too")
     args = parser.parse_args()
@@ -130,7 +130,7 @@ def main() -> int:
     examples = run.task.examples(run.task.validation_splits[0]).take(args.max_examples)
     predictions, raw = predict(run.task, run.preprocess, run.model, examples)
     columns = [[text.decode() for text in raw[name]] for name in run.task.signature()]
-    clock = time.perf_counter if args.clock == "wall" else time.process_time
+    clock = CLOCKS[args.clock]
     asks, rows = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         for i, name in enumerate(dict.fromkeys([DEFAULT, *args.forms])):

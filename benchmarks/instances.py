@@ -1,6 +1,6 @@
 """Measures how fast one core makes instances, with and without Beam, and the memory for ten times the text.
 
-    PYTHONPATH=. python benchmarks/instances.py --text corpus.txt --vocab vocab.txt
+    python benchmarks/instances.py --text corpus.txt --vocab vocab.txt
 
 Every row is a process with one thread. Its rate counts CPU seconds, so that other load on the machine changes it little. Its
 memory is the peak resident size less that before the text. The recipe is bert: 128 tokens, static masks, --passes over the
@@ -15,22 +15,16 @@ import hashlib
 import json
 import pathlib
 import pickle
-import re
 import subprocess
 import sys
 import tempfile
 import time
 
+from machine import resident
+
 from bert_keras.tasks.pretraining.instance_stream import InstanceMaker
 
 WORDS = 3.3e9  # BooksCorpus and Wikipedia
-
-
-def resident(field: str) -> int:
-    """Bytes of a field of this process's status: VmRSS, or VmHWM for the peak."""
-    found = re.search(rf"{field}:\s+(\d+) kB", pathlib.Path("/proc/self/status").read_text())
-    assert found
-    return 1024 * int(found[1])
 
 
 def measure(kind: str, copies: int, args: argparse.Namespace, output: str) -> None:

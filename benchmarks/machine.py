@@ -22,6 +22,13 @@ def name() -> str:
     return ", ".join(filter(None, found))
 
 
+def resident(field: str = "VmRSS", process: int | str = "self") -> int:
+    """Bytes of a field of a process's status: VmRSS, or VmHWM for the peak. Linux only."""
+    found = re.search(rf"{field}:\s+(\d+) kB", pathlib.Path(f"/proc/{process}/status").read_text())
+    assert found
+    return 1024 * int(found[1])
+
+
 def _busy() -> float:
     """CPU seconds of all processes since the start of the machine; time that a hypervisor took counts too."""
     fields = [int(value) for value in STAT.read_text().split("\n")[0].split()[1:9]]

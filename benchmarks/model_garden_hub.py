@@ -3,7 +3,7 @@
 In: nothing; weights are random, and the vocabulary is a few words. Out: a line for each property, and exit status 1 if one
 fails. It runs in the environment that model_garden_parity.py describes:
 
-    PYTHONPATH=. garden/bin/python benchmarks/model_garden_hub.py [FOLDER]
+    .venv-model-garden/bin/python benchmarks/model_garden_hub.py [FOLDER]
 
 FOLDER keeps the two modules for other uses.
 """

@@ -1,9 +1,9 @@
 """Exchanges files of pre-training instances with Model Garden: its loader reads our files, and we read the files of its script.
 
-    PYTHONPATH=. garden/bin/python benchmarks/model_garden_records.py --text corpus.txt --vocab vocab.txt
+    .venv-model-garden/bin/python benchmarks/model_garden_records.py --text corpus.txt --vocab vocab.txt
 
 In: text with one sentence per line and a blank line between documents, and a WordPiece vocabulary. Out: the number of instances
-that both readers read equally, one row per writer; the exit status is 1 if a number differs. The environment `garden` is that of
+that both readers read equally, one row per writer; the exit status is 1 if a number differs. The environment is that of
 model_garden_parity.py, with tensorflow-datasets, importlib_resources and scikit-learn.
 """
 

@@ -1,6 +1,6 @@
 """Which share of a batch is padding, in pre-training, fine-tuning and serving, and what a pre-training gains by leaving it out.
 
-    PYTHONPATH=. python benchmarks/padding.py --text corpus.txt --vocab vocab.txt --checkpoint minilm --data sst2=glue/SST-2 ...
+    python benchmarks/padding.py --text corpus.txt --vocab vocab.txt --checkpoint minilm --data sst2=glue/SST-2 ...
 
 In: text for pre-training, and GLUE data sets. Out: two tables. The shares count tokens. The steps are those of a recipe with
 MiniLM's sizes and no dropout, on equal batches; both forms take turns in one process, so a ratio hardly depends on other work
@@ -66,7 +66,7 @@ def shares(tokenizer: Tokenizer, args: argparse.Namespace) -> Iterator[tuple[str
         task = open_task(name, pathlib.Path(folder))
         plan = plan_finetuning(task, checkpoint=args.checkpoint, hparams=Hparams(max_examples=6400))
         (stage,) = plan.stages
-        batches = stage.batches(0).take(stage.steps // 3)  # `stages` have three epochs
+        batches = stage.batches(0).take(stage.steps)  # one epoch
         yield (
             f"fine-tuning, {name}, 32 of like length in bytes",
             share(features[INPUT_MASK].numpy() for features, *_ in batches),

@@ -1,29 +1,22 @@
 """Compares `bert-keras plan` with a training step here: parameters, and the peak memory of a fresh process.
 
-    PYTHONPATH=. python benchmarks/plan.py                     # sizes up to medium, some minutes
-    PYTHONPATH=. python benchmarks/plan.py base,512,2 base,128,8
-    PYTHONPATH=. python benchmarks/plan.py base,512,4 base,512,4,1 base,512,4,4,rematerialize base,512,4,1,rematerialize
+    python benchmarks/plan.py                     # sizes up to medium, some minutes
+    python benchmarks/plan.py base,512,2 base,128,8
+    python benchmarks/plan.py base,512,4 base,512,4,1 base,512,4,4,rematerialize base,512,4,1,rematerialize
 
 Each case is SIZE,LENGTH,BATCH, and may add the rows of a micro-batch and the word rematerialize. A process takes two steps of the
 recipe bert on random ids; its memory is its peak resident size less its resident size before the model is built. Linux only.
 """
 
 import json
-import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import NamedTuple
+
+from machine import resident
 
 CASES = ("tiny,128,32", "mini,128,32", "small,128,32", "small,512,8", "medium,128,32", "medium,512,8")
 STEPS = 2  # the first has the peak
-
-
-def resident(field: str) -> int:
-    """Bytes of a field of this process's status: VmRSS, or VmHWM for the peak."""
-    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found
-    return 1024 * int(found[1])
 
 
 class Case(NamedTuple):

@@ -1,7 +1,7 @@
 """Compares 50 training steps on several replicas and processes with those of one device: the greatest difference of a weight.
 
-    PYTHONPATH=. python benchmarks/replicas.py                    # every kind of training; some minutes
-    PYTHONPATH=. python benchmarks/replicas.py --kinds classifier
+    python benchmarks/replicas.py                    # every kind of training; some minutes
+    python benchmarks/replicas.py --kinds classifier
 
 All read the same global batches of 12 rows, the fifth of 7, which no number of replicas here divides. Weights of rows differ a
 thousandfold, every step is clipped, and there is no dropout. Logical CPUs stand for GPUs, processes on loopback for machines.

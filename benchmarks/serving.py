@@ -27,6 +27,7 @@ from typing import Any
 import grpc
 import numpy as np
 import tensorflow as tf
+from machine import resident
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -125,12 +126,6 @@ def _json_of(text: bytes) -> Any:
         return {"b64": base64.b64encode(text).decode()}
 
 
-def resident(process: int) -> int:
-    """The server's resident memory in bytes."""
-    status = pathlib.Path(f"/proc/{process}/status").read_text()
-    return 1024 * int(re.search(r"VmRSS:\s+(\d+)", status)[1])  # type: ignore[index]
-
-
 def main() -> int:
     """Starts the server, sends the requests and prints the counts; returns 1 if something was wrong."""
     parser = argparse.ArgumentParser(
@@ -171,7 +166,7 @@ def main() -> int:
                 answer = getattr(client, way)([texts[row] for row in rows])
                 counts[way, _verdict(answer, {key: value[rows] for key, value in expected.items()})] += 1
             if i + 1 in (args.requests // 10, args.requests):
-                sizes.append(resident(server.pid))
+                sizes.append(resident(process=server.pid))
         alive = server.poll() is None
     finally:
         server.kill()

@@ -9,15 +9,14 @@ PASSES times as many rounds.
 """
 
 import argparse
+import functools
 import pathlib
 import shutil
 import statistics
 import tempfile
-import time
-from collections.abc import Callable
 
 import tensorflow as tf
-from interleave import Ratios, take_turns
+from interleave import Ratios, seconds_per_call, take_turns
 from rich.console import Console
 from rich.table import Table
 
@@ -28,6 +27,7 @@ from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.runs.run_folder import load_run, open_task
 
 PASSES = 5
+once = functools.partial(seconds_per_call, at_least=0.0, clock="wall")
 
 
 def rows(file: pathlib.Path, count: int) -> tuple[list[str], list[str]]:
@@ -35,13 +35,6 @@ def rows(file: pathlib.Path, count: int) -> tuple[list[str], list[str]]:
     lines = file.read_text(encoding="utf-8").splitlines()[1 : count + 1]
     pairs = [line.rsplit("\t", 1) for line in lines]
     return [sentence for sentence, _ in pairs], [("negative", "positive")[int(label)] for _, label in pairs]
-
-
-def seconds(call: Callable[[], object]) -> float:
-    """The wall-clock time of a call."""
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
 
 
 def main() -> None:
@@ -75,14 +68,14 @@ def main() -> None:
             model.fit(texts, labels, verbose=0)
             return model
 
-        fits = {"string model": lambda: seconds(strings), "command": lambda: seconds(command)}
+        fits = {"string model": lambda: once(strings), "command": lambda: once(command)}
         figures = {"fit": take_turns(fits, rounds=args.rounds)}
         run, model = load_run(folder / "run"), strings()
         call = predictor(run.task, run.preprocess, run.model)
         examples = tf.data.Dataset.from_tensor_slices({"sentence": texts})
         predicts = {
-            "string model": lambda: seconds(lambda: model.predict(texts, verbose=0)),
-            "command": lambda: seconds(lambda: call(examples, batch_size=32)),
+            "string model": lambda: once(lambda: model.predict(texts, verbose=0)),
+            "command": lambda: once(lambda: call(examples, batch_size=32)),
         }
         take_turns(predicts, rounds=1)  # traces
         figures["predict"] = take_turns(predicts, rounds=PASSES * args.rounds)

@@ -92,7 +92,7 @@ def _run_to_export(
     """
     from bert_keras.tasks.problems.embedding import Embedding, WordEmbedding
     from bert_keras.tasks.runs.ensemble import load_runs
-    from bert_keras.tasks.runs.run_folder import KERAS, pretrained_task, run_of, task_of
+    from bert_keras.tasks.runs.run_folder import KERAS, open_task, run_of, task_of
 
     of_vectors = {"--l2": options.l2, "--layers": options.layers}
     of_checkpoint = {
@@ -122,7 +122,7 @@ def _run_to_export(
         )
     layers = options.layers or "last"
     if args.task:
-        task: Any = pretrained_task(args.task)
+        task: Any = open_task(args.task, None)
     elif options.embedding == "word":
         task = WordEmbedding(layers=layers)
     else:

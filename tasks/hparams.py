@@ -21,13 +21,13 @@ FINE_TUNING_RATE, FEATURE_RATE = 5e-5, 1e-3
 # The samplers of pre-training, and the number of segments in an instance; two segments have a label.
 SEGMENTS = {"next_sentence": 2, "sentence_pair": 2, "sentence_order": 2, "full_sentences": 1, "contiguous": 1}
 STRICT = ("next_sentence", "sentence_pair")  # the samplers that have a strict form
-# Fields of Hparams that apply only with feature_layers: first those of the model.
+# Fields of Hparams that apply only with feature_layers; the first describe the model.
 BILSTM_SETTINGS = ("lstm_layers", "lstm_units", "lstm_dropout")
 OF_FEATURES = (*BILSTM_SETTINGS, "feature_dtype")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainingSteps(Checked):
+class StepSettings(Checked):
     """The settings of a training's steps, which change no result but by rounding, and by the size of a batch."""
 
     batch_size: int = setting(32, help="examples in a batch, over all replicas", at_least=1)
@@ -53,7 +53,7 @@ class TrainingSteps(Checked):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Hparams(TrainingSteps):
+class Hparams(StepSettings):
     """The settings of one fine-tuning (defaults: Devlin et al. 2019, sec. 4.1 and A.3).
 
     layer_decay, schedule and unfreeze are the three techniques of ULMFiT (Howard and Ruder 2018). With unfreeze, epoch e, counted
@@ -175,10 +175,7 @@ class Hparams(TrainingSteps):
         return {name: getattr(self, name) for name in ("feature_layers", *BILSTM_SETTINGS)}
 
     def fingerprint(self) -> dict[str, Any]:
-        """The fields that decide the result of a training, to compare with those of an unfinished run.
-
-        Those of features only with feature_layers.
-        """
+        """The fields that decide the result of a training; settings of features only with feature_layers."""
         unread = OF_FEATURES if self.feature_layers is None else ()
         return {name: value for name, value in dataclasses.asdict(self).items() if name not in unread}
 
@@ -223,14 +220,14 @@ class Sampling(Checked):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PretrainHparams(TrainingSteps):
+class PretrainHparams(StepSettings):
     """The settings of one pre-training (defaults: Devlin et al. 2019, A.2).
 
     phases: pairs of a length in tokens and a fraction of the steps, in order
     """
 
     batch_size: int = like(
-        TrainingSteps, "batch_size", default=256, help="instances in a batch, over all replicas"
+        StepSettings, "batch_size", default=256, help="instances in a batch, over all replicas"
     )
     steps: int = setting(1_000_000, help="optimizer steps", at_least=1)
     learning_rate: float = like(Hparams, "learning_rate", default=1e-4, help="the highest learning rate")

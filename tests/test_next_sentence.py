@@ -20,7 +20,7 @@ from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.options import SENTENCE_PAIR_LABELS
 from bert_keras.tasks.problems.classification import NextSentence
-from bert_keras.tasks.runs.run_folder import TASKS, load_run, pretrained_run
+from bert_keras.tasks.runs.run_folder import TASKS, load_run, open_task, run_of
 from bert_keras.text.vocabulary import Vocabulary
 
 PAIRS = [
@@ -80,7 +80,7 @@ def test_class_0_is_the_text_that_follows(checkpoint):
         "next-sentence": ("is_next", "not_next"),
         "sentence-order": ("in_order", "swapped"),
     }
-    run = pretrained_run("next-sentence", checkpoint)
+    run = run_of(open_task("next-sentence", None), checkpoint)
     found, _ = predict(
         run.task, run.preprocess, run.model, tf.data.Dataset.from_tensor_slices(columns()), batch_size=2
     )
@@ -144,9 +144,9 @@ def test_a_checkpoint_without_the_head_is_refused_before_any_work(data, tmp_path
 def test_the_task_must_be_what_the_head_has_learned(changes, labels, learned, tmp_path):
     folder = write(tmp_path / "checkpoint", labels=labels, **changes)
     other = next(name for name in SENTENCE_PAIR_LABELS if name != learned)
-    assert pretrained_run(learned, folder).task.label_names == SENTENCE_PAIR_LABELS[learned]
+    assert run_of(open_task(learned, None), folder).task.label_names == SENTENCE_PAIR_LABELS[learned]
     with pytest.raises(BertKerasError, match=f"predicts {learned} .*not {other}"):
-        pretrained_run(other, folder)
+        run_of(open_task(other, None), folder)
 
 
 def test_models_of_strings(checkpoint, tmp_path):
@@ -218,7 +218,7 @@ def test_transformers_gives_the_same(kind, tmp_path):
     (folder / "vocab.txt").write_text("\n".join(runs.VOCABULARY) + "\n")
     (folder / "tokenizer_config.json").write_text('{"do_lower_case": true}')
     theirs = transformers.BertTokenizerFast.from_pretrained(folder)
-    run = pretrained_run({"bert": "next-sentence", "albert": "sentence-order"}[kind], folder)
+    run = run_of(open_task({"bert": "next-sentence", "albert": "sentence-order"}[kind], None), folder)
     found, _ = predict(run.task, run.preprocess, run.model, tf.data.Dataset.from_tensor_slices(columns()))
     for pair, ours in zip(PAIRS, found["probabilities"], strict=True):
         if not pair[1]:

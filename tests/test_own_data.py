@@ -17,7 +17,7 @@ from bert_keras.tasks.finetuning.finetune import finetune, plan_finetuning
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.runs.run_folder import load_run
-from bert_keras.tasks.training.fingerprint import digest_of_examples
+from bert_keras.tasks.training.plan import digest_of_examples
 
 ROWS = [('a "b", c\nd', "no"), ("", "yes"), ("ж\u2028x", "no")]
 

@@ -21,10 +21,8 @@ from bert_keras.cli.console import Pace, duration
 
 TESTS = Path(__file__).parent
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
-PRETRAINING = (
-    "--num-layers 1 --hidden-size 32 --num-heads 2 --intermediate-size 64 --seq-length 32 --batch-size 8 "
-    "--steps 12 --eval-every 6"
-)
+SHORT = "--batch-size 8 --seq-length 40 --epochs 3"  # six steps in an epoch
+SIZES = "--num-layers 1 --hidden-size 32 --num-heads 2 --intermediate-size 64"
 
 
 @pytest.fixture(scope="module")
@@ -38,17 +36,22 @@ def place(tmp_path_factory):
     return folder
 
 
-def finetuning(place, *more):
+def finetuning(place, output, more=""):
     """Three epochs of six steps."""
-    flags = ["--task", "sst2", "--data", place / "glue" / "SST-2", "--checkpoint", place / "checkpoint"]
-    flags += ["--batch-size", "8", "--seq-length", "40", "--learning-rate", "1e-3", "--epochs", "3"]
-    return ["finetune", *map(str, flags), *map(str, more)]
+    flags = f"--data {place}/glue/SST-2 --checkpoint {place}/checkpoint {SHORT} --output {output} {more}"
+    return f"finetune --task sst2 --learning-rate 1e-3 {flags}".split()
 
 
-def pretraining(place, *more):
-    text, vocab = place / "text.txt", place / "checkpoint"
-    flags = ["--text", text, "--vocab", vocab, "--held-out", "0.2", *PRETRAINING.split()]
-    return ["pretrain", *map(str, flags), *map(str, more)]
+def pretraining(place, output, more=""):
+    """Twelve steps."""
+    flags = f"--text {place}/text.txt --vocab {place}/checkpoint --held-out 0.2 {SIZES} --seq-length 32"
+    return f"pretrain {flags} --batch-size 8 --steps 12 --eval-every 6 --output {output} {more}".split()
+
+
+def glue(place, output, more):
+    """The learning rates of `more` on SST-2."""
+    flags = f"--data {place}/glue --checkpoint {place}/checkpoint {SHORT} --output {output} {more}"
+    return f"glue --tasks sst2 {flags}".split()
 
 
 def watch(*commands):
@@ -77,6 +80,10 @@ def content(run):
     return {name: value for name, value in found.items() if name != "seconds"}
 
 
+def saves(run):
+    return {file.name for file in (run / "checkpoints").glob("ckpt-*.index")}
+
+
 # -----------------------------------------------------------------------------------------------------------
 # Lines and bars
 
@@ -84,7 +91,7 @@ def content(run):
 @pytest.fixture(scope="module")
 def whole(place):
     """An uninterrupted fine-tuning in a log, with a line for each step."""
-    (done,) = watch((finetuning(place, "--output", place / "whole"), SECONDS))
+    (done,) = watch((finetuning(place, place / "whole"), SECONDS))
     assert done.code == 0, done.err
     return done
 
@@ -93,41 +100,27 @@ def whole(place):
 def test_a_log_has_lines_for_epochs_and_steps(whole, place):
     lines = whole.out.splitlines()
     epochs = [line for line in lines if line.startswith("epoch ")]
-    assert len(epochs) == 3 and all(
-        re.fullmatch(r"epoch \d/3: loss \d\.\d{4}, accuracy \d\.\d{4}, (\d+ min )?\d+ s", line)
-        for line in epochs
-    )
+    pattern = r"epoch \d/3: loss \d\.\d{4}, accuracy \d\.\d{4}, (\d+ min )?\d+ s"
+    assert len(epochs) == 3 and all(re.fullmatch(pattern, line) for line in epochs)
     steps = [line for line in lines if line.startswith("step ")]
     pattern = (
         r"step (\d+) of 18: loss \d\.\d{4}, learning rate [\d.e-]+, [\d.e+]+ steps/s, (\d+ min )?\d+ s left"
     )
     numbers = [int(re.fullmatch(pattern, line)[1]) for line in steps]
-    assert numbers == [2, 3, 4, 5, 8, 9, 10, 11, 14, 15, 16, 17], (
-        "all but the first, which traces, and the last"
-    )
+    # all but the first, which traces, and the last
+    assert numbers == [2, 3, 4, 5, 8, 9, 10, 11, 14, 15, 16, 17]
     assert content(place / "whole")["stopped_early"] is None
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_no_log_has_control_characters(whole, place):
-    glue = [
-        "--tasks",
-        "sst2",
-        "--data",
-        place / "glue",
-        "--output",
-        place / "protocol",
-        *finetuning(place)[5:11],
-        "--epochs",
-        "1",
-    ]
-    run = ["--run", str(place / "whole")]
+    run = f"--run {place / 'whole'}"
     others = watch(
-        (pretraining(place, "--output", place / "pretrained"), SECONDS),
-        (["glue", *map(str, glue), "--learning-rates", "1e-3"], SECONDS),
-        (["evaluate", *run, "--data", str(place / "glue" / "SST-2")], {}),
-        (["export", *run, "--output", str(place / "served")], {}),
+        (pretraining(place, place / "pretrained"), SECONDS),
+        (glue(place, place / "protocol", "--epochs 1 --learning-rates 1e-3"), SECONDS),
+        (f"evaluate {run} --data {place}/glue/SST-2".split(), {}),
+        (f"export {run} --output {place}/served".split(), {}),
     )
     for done in (whole, *others):
         assert done.code == 0, done.err
@@ -139,11 +132,9 @@ def test_no_log_has_control_characters(whole, place):
 
 @pytest.mark.long
 def test_a_terminal_shows_a_bar_unless_it_is_dumb(place, tmp_path):
+    kinds = ("xterm", "dumb")
     done = watch(
-        *[
-            (finetuning(place, "--output", tmp_path / kind, "--epochs", "1"), SECONDS | {"terminal": kind})
-            for kind in ("xterm", "dumb")
-        ]
+        *((finetuning(place, tmp_path / kind, "--epochs 1"), SECONDS | {"terminal": kind}) for kind in kinds)
     )
     for one, bars in zip(done, (True, False), strict=True):
         assert one.code == 0, one.out
@@ -153,20 +144,18 @@ def test_a_terminal_shows_a_bar_unless_it_is_dumb(place, tmp_path):
 
 @pytest.mark.long
 def test_quiet_prints_only_results_and_warnings(place, tmp_path):
-    evaluation = ["--run", str(tmp_path / "run"), "--json", "--data", str(place / "glue" / "SST-2")]
-    short = pretraining(place, "--output", tmp_path / "pre", "--quiet", "--warmup-proportion", "0.1")
-    short[short.index("--steps") + 1] = "200"
+    evaluation = f"--quiet evaluate --run {tmp_path}/run --json --data {place}/glue/SST-2".split()
     tuned, shown, warned = watch(
-        (finetuning(place, "--output", tmp_path / "run", "--quiet"), SECONDS),
-        (["--quiet", "evaluate", *evaluation], {"terminal": "xterm"}),
-        (short, signals(["step", 1, ["SIGINT"]])),
+        (finetuning(place, tmp_path / "run", "--quiet"), SECONDS),
+        (evaluation, {"terminal": "xterm"}),
+        (
+            pretraining(place, tmp_path / "pre", "--quiet --warmup-proportion 0.1 --steps 200"),
+            signals(["step", 1, ["SIGINT"]]),
+        ),
     )
     assert tuned.code == 0 and not tuned.err
-    assert (
-        tuned.out.startswith("sst2, best epoch")
-        and "of 3" in tuned.out
-        and f"the run is in {tmp_path}" in tuned.out
-    )
+    assert tuned.out.startswith("sst2, best epoch") and "of 3" in tuned.out
+    assert f"the run is in {tmp_path}" in tuned.out
     assert not re.search("epoch \\d/|^step|loaded|training", tuned.out, re.M)
     assert json.loads(shown.out)["validation"].keys() == {"accuracy"}
     assert warned.code == 130 and "warning: updates may be" in warned.err and not warned.out
@@ -221,11 +210,8 @@ def test_signals_stop_and_the_same_command_ends_with_the_same_bits(whole, place)
         (130, "stopped", ["planning", None, int_]),
         (143, "stopped", ["planning", None, term]),
         (130, f"stopped at step 2 of 18; {again} 2", ["step", 2, int_]),
-        (
-            129,
-            f"stopped at step 3 of 18; {again} 3",
-            ["step", 3, hang * 2],
-        ),  # from the shell and from the kernel
+        # From the shell and from the kernel.
+        (129, f"stopped at step 3 of 18; {again} 3", ["step", 3, hang * 2]),
         (143, f"stopped at step 5 of 18; {again} 5", ["step", 5, term]),
         (130, f"stopped at step 6 of 18; {again} 6", ["evaluation", 6, int_]),
         (130, f"stopped at step 7 of 18; {again} 6", ["step", 8, int_ * 2]),  # the second one stops at once
@@ -234,10 +220,9 @@ def test_signals_stop_and_the_same_command_ends_with_the_same_bits(whole, place)
         (143, f"stopped at step 18 of 18; {again} 18", ["results", None, term * 2]),
         (130, f"stopped; {run} is finished", ["results", None, int_]),
     ]
-    arguments = finetuning(place, "--output", run)
-    for case, done in zip(
-        cases, watch(*[(arguments, signals(*wanted)) for _, _, *wanted in cases]), strict=True
-    ):
+    arguments = finetuning(place, run)
+    stopped = watch(*[(arguments, signals(*wanted)) for _, _, *wanted in cases])
+    for case, done in zip(cases, stopped, strict=True):
         assert done.code == case[0], (case, done.err)
         assert done.err.splitlines()[-1] == f"bert-keras: {case[1]}", case
         assert "Traceback" not in done.out + done.err
@@ -248,20 +233,20 @@ def test_signals_stop_and_the_same_command_ends_with_the_same_bits(whole, place)
 
 @pytest.mark.long
 def test_a_stop_without_saves_says_that_the_training_starts_again(place, tmp_path):
-    arguments = finetuning(place, "--output", tmp_path / "run", "--save-every", "0")
+    arguments = finetuning(place, tmp_path / "run", "--save-every 0")
     done, again = watch(
         (arguments, signals(["step", 8, ["SIGINT"]])), (arguments, signals(["step", 1, ["SIGINT"]]))
     )
-    assert done.code == 130 and not list((tmp_path / "run" / "checkpoints").glob("ckpt-*"))
+    assert done.code == 130 and not saves(tmp_path / "run")
     assert "stopped at step 8 of 18; run the same command to start again" in done.err
     assert "training starts at step 0" in again.out
 
 
 @pytest.mark.slow
 def test_a_stopped_pre_training_ends_with_the_same_bits(place, tmp_path):
-    arguments = pretraining(place, "--output", tmp_path / "stopped")
+    arguments = pretraining(place, tmp_path / "stopped")
     whole, stopped, done = watch(
-        (pretraining(place, "--output", tmp_path / "whole"), {}),
+        (pretraining(place, tmp_path / "whole"), {}),
         (arguments, signals(["step", 7, ["SIGINT"]])),
         (arguments, {}),
     )
@@ -274,33 +259,12 @@ def test_a_stopped_pre_training_ends_with_the_same_bits(place, tmp_path):
 @pytest.mark.long
 def test_a_stopped_protocol_resumes_its_run(place, tmp_path):
     """The second of two runs is stopped in its second epoch."""
-    glue = [
-        "--tasks",
-        "sst2",
-        "--data",
-        place / "glue",
-        "--output",
-        tmp_path / "glue",
-        *finetuning(place)[5:9],
-    ]
-    arguments = [
-        "glue",
-        *map(str, glue),
-        "--seq-length",
-        "40",
-        "--epochs",
-        "2",
-        "--learning-rates",
-        "1e-3",
-        "5e-4",
-    ]
+    arguments = glue(place, tmp_path / "glue", "--epochs 2 --learning-rates 1e-3 5e-4")
     stopped, done = watch((arguments, signals(["step", 12, []], ["step", 9, ["SIGINT"]])), (arguments, {}))
     assert stopped.code == 130 and "stopped at step 9 of 12; " in stopped.err, stopped.err
     assert done.code == 0, done.err
-    assert (
-        "lr-0.001_seed-12345 is finished already" in done.out
-        and "lr-0.0005_seed-12345 at step 9 of 12" in done.out
-    )
+    assert "lr-0.001_seed-12345 is finished already" in done.out
+    assert "lr-0.0005_seed-12345 at step 9 of 12" in done.out
 
 
 @pytest.mark.long
@@ -333,7 +297,7 @@ def test_python_gets_keyboard_interrupt(place, tmp_path):
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
 def test_a_signal_from_outside(number, code, place, tmp_path):
-    arguments = finetuning(place, "--output", tmp_path / "run", "--epochs", "1000")
+    arguments = finetuning(place, tmp_path / "run", "--epochs 1000")
     process = subprocess.Popen(
         runs.shell_command(*arguments),
         cwd=runs.ROOT,
@@ -392,16 +356,15 @@ def test_a_print_to_a_closed_terminal_does_not_stop_the_save(tmp_path):
 @pytest.mark.slow
 def test_a_closed_terminal_saves(place, tmp_path):
     run = tmp_path / "run"
-    arguments = finetuning(place, "--output", run, "--epochs", "1000")
+    arguments = finetuning(place, run, "--epochs 1000")
     process, master = in_terminal(runs.shell_command(*arguments), cwd=runs.ROOT, env=runs.bare_environment())
     shown = b""
     while b"epoch 2/" not in shown.lower():
         shown += os.read(master, 65536)
-    before = {file.name for file in (run / "checkpoints").glob("ckpt-*.index")}
+    before = saves(run)
     os.close(master)
     assert process.wait(timeout=120) == 129
-    after = {file.name for file in (run / "checkpoints").glob("ckpt-*.index")}
-    assert after - before and not (run / "results.json").exists()
+    assert saves(run) - before and not (run / "results.json").exists()
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -411,10 +374,10 @@ def test_a_closed_terminal_saves(place, tmp_path):
 @pytest.mark.long
 def test_patience_stops_and_survives_a_stop(place, tmp_path):
     """A learning rate of nearly 0: no epoch is better than the first."""
-    still = ("--learning-rate", "1e-30", "--epochs", "9", "--patience", "3")
-    arguments = finetuning(place, "--output", tmp_path / "run", *still)
+    still = "--learning-rate 1e-30 --epochs 9 --patience 3"
+    arguments = finetuning(place, tmp_path / "run", still)
     whole, *stops, done = watch(
-        (finetuning(place, "--output", tmp_path / "whole", *still), {}),
+        (finetuning(place, tmp_path / "whole", still), {}),
         (arguments, signals(["step", 15, ["SIGINT"]])),
         (arguments, signals(["evaluation", 24, ["SIGINT"]])),
         (arguments, {}),
@@ -429,8 +392,7 @@ def test_patience_stops_and_survives_a_stop(place, tmp_path):
 
 @pytest.mark.long
 def test_each_epoch_is_saved_and_a_finished_run_keeps_no_save(whole, place, tmp_path):
-    arguments = finetuning(place, "--output", tmp_path / "run")
+    arguments = finetuning(place, tmp_path / "run")
     watch((arguments, signals(["step", 14, ["SIGINT", "SIGINT"]])))
-    saves = sorted(file.name for file in (tmp_path / "run" / "checkpoints").glob("*.index"))
-    assert saves == ["ckpt-12.index", "ckpt-6.index"]
+    assert saves(tmp_path / "run") == {"ckpt-12.index", "ckpt-6.index"}
     assert [file.name for file in (place / "whole" / "checkpoints").iterdir()] == ["settings.json"]

@@ -7,11 +7,13 @@ import shutil
 import subprocess
 import sys
 
+import forked
 import keras
 import numpy as np
 import pytest
 import runs
 import tensorflow as tf
+from freed_graphs import graphs_made_and_left
 from trainings import (
     LEARNING,
     QUICK,
@@ -22,6 +24,7 @@ from trainings import (
     plan,  # noqa: F401
     reloaded,  # noqa: F401
     start,
+    task,  # noqa: F401
     turned,  # noqa: F401
     weights_of,
 )
@@ -37,7 +40,7 @@ from bert_keras.tasks.runs.ensemble import load_runs
 from bert_keras.tasks.runs.run_folder import evaluate, load_run
 from bert_keras.tasks.training import loop
 from bert_keras.tasks.training.loop import StopOnDivergence
-from bert_keras.tasks.training.task_model import encoder_of, heads_of
+from bert_keras.tasks.training.task_model import encoder_of
 
 # Learning, and what is left of it
 
@@ -57,11 +60,10 @@ def test_learns(learned):
 
 def test_one_trace_for_all_lengths(learned, reloaded):
     """Training and prediction are each traced once in four epochs, with batches of many widths."""
-    task, _, _ = learned
-    lengths = {len(raw["sentence"].numpy().split()) for raw in task.examples("train")}
+    counting, _, _ = learned
+    lengths = {len(raw["sentence"].numpy().split()) for raw in counting.examples("train")}
     assert len(lengths) > 10
-    assert task.losses == 1
-    assert task.decodings == 1
+    assert (counting.losses, counting.decodings) == (1, 1)
 
 
 def test_run_directory(learned, place):
@@ -94,21 +96,8 @@ def test_a_run_names_its_labels_as_hugging_face_does(learned, place):
 def test_results(learned, place):
     _, results, _ = learned
     assert json.loads((place / "learned" / "results.json").read_text()) == results
-    assert list(results) == [
-        *(
-            "task",
-            "origin",
-            "measures",
-            "best_epoch",
-            "stopped_early",
-            "history",
-            "train_examples",
-            "dev_examples",
-            "strategy",
-            "hparams",
-        ),
-        *("files", "degenerate", "steps", "seconds"),
-    ]
+    names = "task origin measures best_epoch stopped_early history train_examples dev_examples strategy hparams files"
+    assert list(results) == [*names.split(), "degenerate", "steps", "seconds"]
     assert results["hparams"] == LEARNING.fingerprint()
     assert (results["train_examples"], results["dev_examples"], results["steps"]) == (96, 40, 48)
     assert [sorted(epoch) for epoch in results["history"]] == [["loss", "val_accuracy"]] * 4
@@ -131,9 +120,8 @@ def test_tensorboard_files_hold_loss_and_measure(learned, place):
 def test_reloaded_run_measures_the_same(learned, reloaded):
     _, results, _ = learned
     assert evaluate(reloaded, "validation") == {"accuracy": results["measures"]["val_accuracy"]}
-    answers, raw = predict(
-        reloaded.task, reloaded.preprocess, reloaded.model, reloaded.task.examples("validation")
-    )
+    examples = reloaded.task.examples("validation")
+    answers, raw = predict(reloaded.task, reloaded.preprocess, reloaded.model, examples)
     assert answers["probabilities"].shape == (40, 2)
     wanted = [b"negative" if label == 0 else b"positive" for label in raw["label"]]
     assert np.mean(answers["label"] == wanted) == results["measures"]["val_accuracy"]
@@ -150,8 +138,7 @@ def test_best_epoch_is_kept_not_the_last(turned, place):
 
 
 @pytest.mark.long
-def test_ensemble_takes_the_mean_of_outputs(learned, turned, place, reloaded):
-    task = TextClassification.open("sst2", place / "reviews")
+def test_ensemble_takes_the_mean_of_outputs(learned, turned, task, place, reloaded):
     both = load_runs([place / "learned", place / "turned_run"], data=place / "reviews")
     second = load_run(place / "turned_run", data=place / "reviews")
     features = both.preprocess(tf.constant(["a good film", "dull"]))
@@ -165,52 +152,36 @@ def test_ensemble_takes_the_mean_of_outputs(learned, turned, place, reloaded):
     np.testing.assert_allclose(served["probabilities"], tf.nn.softmax(both.model(features)), atol=1e-6)
 
 
-def test_ensemble_of_unlike_runs(learned, place):
-    file = shutil.copytree(place / "learned", place / "short") / "task.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"seq_length": 32}))
+def with_length(run, copy, seq_length):
+    """A copy of a run whose task.json has another length."""
+    file = shutil.copytree(run, copy) / "task.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"seq_length": seq_length}))
+    return copy
+
+
+def test_ensemble_of_unlike_runs(learned, place, tmp_path):
+    short = with_length(place / "learned", tmp_path / "short", 32)
     with pytest.raises(ValueError, match="short differs from .*learned in its task, labels or preprocessing"):
-        load_runs([place / "learned", place / "short"])
+        load_runs([place / "learned", short])
 
 
 def test_a_setting_of_a_run_that_cannot_work_is_refused_with_the_file(learned, place, tmp_path):
-    file = shutil.copytree(place / "learned", tmp_path / "run") / "task.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"seq_length": 3}))
     with pytest.raises(ValueError, match="run/task.json: seq_length is 3; give at least 5"):
-        load_run(tmp_path / "run")
+        load_run(with_length(place / "learned", tmp_path / "run", 3))
 
 
-@pytest.mark.long
-def test_keep_head(learned, place):
-    """Training starts from the head too; by default the head is random."""
-    task = TextClassification.open("sst2", place / "reviews")
-    was = weights_of(place / "learned")["classifier/dense/kernel"]
-    kept, fresh = (
-        heads_of(
-            plan_finetuning(task, checkpoint=place / "learned", hparams=QUICK, keep_head=keep_head).model
-        )["classifier"].weights[0]
-        for keep_head in (True, False)
-    )
-    np.testing.assert_array_equal(kept, was)
-    assert not np.allclose(fresh, was, atol=1e-2)
+def test_a_head_that_the_checkpoint_lacks_is_not_kept(task, place):
     with pytest.raises(ValueError, match="the checkpoint has no classifier; give"):
-        start(task, place, output="no_head", keep_head=True)
+        plan_finetuning(task, checkpoint=place / "checkpoint", hparams=QUICK, keep_head=True)
 
 
 def start_with_seed(place, output, seed):
     """Random weights, dropout, some of the examples: everything that a seed decides. Returns the log lines."""
     source, lines = checkpoints.read(place / "with_dropout"), []
     hparams = dataclasses.replace(QUICK, seed=seed, max_examples=24)
-    checkpoint = dataclasses.replace(source, tensors={})
-    task = TextClassification.open("sst2", place / "reviews")
-    start(task, place, output=output, hparams=hparams, checkpoint=checkpoint, log=lines.append)
+    how = {"hparams": hparams, "checkpoint": dataclasses.replace(source, tensors={}), "log": lines.append}
+    start(TextClassification.open("sst2", place / "reviews"), place, output=output, **how)
     return lines
-
-
-def run_python(*arguments):
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])}
-    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.mark.slow
@@ -220,20 +191,19 @@ def test_seed_decides_every_weight(place):
     lines = start_with_seed(place, "seed_1", 1)
     assert lines[0] == "weights: random"
     start_with_seed(place, "seed_2", 2)
-    again = (
+    script = (
         "import pathlib, sys, test_train; test_train.start_with_seed(pathlib.Path(sys.argv[1]), 'again', 1)"
     )
-    run_python("-c", again, str(place))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])}
+    subprocess.run([sys.executable, "-c", script, str(place)], env=environment, check=True)
     assert_same_weights(weights_of(place / "again"), weights_of(place / "seed_1"))
     one, two = weights_of(place / "seed_1"), weights_of(place / "seed_2")
     assert not np.array_equal(one["pooler/kernel"], two["pooler/kernel"])
 
 
-def test_frozen_encoder_and_max_examples(place):
+def test_frozen_encoder_and_max_examples(task, place):
     hparams = dataclasses.replace(QUICK, freeze="encoder", max_examples=20)
-    results = start(
-        TextClassification.open("sst2", place / "reviews"), place, output="frozen", hparams=hparams
-    )
+    results = start(task, place, output="frozen", hparams=hparams)
     assert (results["train_examples"], results["steps"]) == (20, 3)
     after = weights_of(place / "frozen")
     head = {name: after.pop(name) for name in list(after) if name.startswith("classifier/")}
@@ -267,35 +237,31 @@ def test_scores_of_pairs(place):
     assert set(results["measures"]) == {"val_spearman", "val_pearson"}
     assert results["history"][-1]["loss"] < results["history"][0]["loss"]
     run = load_run(place / "stsb_run", data=place / "stsb")
-    assert evaluate(run, "validation")["pearson"] == pytest.approx(
-        results["measures"]["val_pearson"], abs=1e-6
-    )
+    pearson = results["measures"]["val_pearson"]
+    assert evaluate(run, "validation")["pearson"] == pytest.approx(pearson, abs=1e-6)
 
 
-def test_checkpoint_without_pooler(place):
+def test_checkpoint_without_pooler(task, place):
     """It is planned, and a line says what starts at random."""
     source = checkpoints.read(place / "checkpoint")
     tensors = {name: array for name, array in source.tensors.items() if not name.startswith("pooler/")}
-    plan = plan_finetuning(
-        TextClassification.open("sst2", place / "reviews"),
-        checkpoint=dataclasses.replace(source, tensors=tensors),
-        hparams=QUICK,
-    )
+    without = dataclasses.replace(source, tensors=tensors)
+    plan = plan_finetuning(task, checkpoint=without, hparams=QUICK)
     assert "\nrandomly initialized: pooler/kernel, pooler/bias, classifier" in plan.lines[0]
 
 
 @pytest.mark.long
-def test_loss_that_is_nan(place):
+def test_loss_that_is_nan(task, place):
     """An error, and no such weights on disk."""
     hparams = dataclasses.replace(QUICK, learning_rate=1e30, warmup_proportion=0.0)
     with pytest.raises(ValueError, match=r"the loss is nan at step \d+; give a lower learning_rate"):
-        start(TextClassification.open("sst2", place / "reviews"), place, output="nan", hparams=hparams)
+        start(task, place, output="nan", hparams=hparams)
     assert not (place / "nan" / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize(("save_every", "steps"), [(None, {10, 12}), (4, {4, 8, 10, 12})])
 def test_the_host_reads_the_loss_every_ten_steps_and_before_saves(
-    save_every, steps, place, tmp_path, monkeypatch
+    save_every, steps, task, place, tmp_path, monkeypatch
 ):
     """Each read waits for the running step, so that the next one begins late."""
     read, kinds, of_step = set(), set(), [0]
@@ -313,7 +279,6 @@ def test_the_host_reads_the_loss_every_ten_steps_and_before_saves(
 
     monkeypatch.setattr(tensor, "__float__", noted)
     monkeypatch.setattr(StopOnDivergence, "on_train_batch_end", noting_end)
-    task = TextClassification.open("sst2", place / "reviews")
     results = start(task, place, output=tmp_path / "run", save_every=save_every)
     assert results["steps"] == 12 and results["history"][0]["loss"] > 0
     assert kinds == {tensor}
@@ -321,13 +286,15 @@ def test_the_host_reads_the_loss_every_ten_steps_and_before_saves(
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0.0, 12), (1e9, 0)])
-def test_a_progress_bar_reads_the_loss_only_when_it_is_due(seconds, shown, place, tmp_path, monkeypatch):
+def test_a_progress_bar_reads_the_loss_only_when_it_is_due(
+    seconds, shown, task, place, tmp_path, monkeypatch
+):
     updates, bar = [], keras.callbacks.ProgbarLogger
     monkeypatch.setattr(loop, "BAR_SECONDS", seconds)
     monkeypatch.setattr(
         bar, "on_train_batch_end", lambda self, batch, logs=None: updates.append(logs["loss"])
     )
-    start(TextClassification.open("sst2", place / "reviews"), place, output=tmp_path / "run", verbose=1)
+    start(task, place, output=tmp_path / "run", verbose=1)
     assert len(updates) == shown and all(map(tf.is_tensor, updates))
 
 
@@ -344,7 +311,7 @@ def test_planning_trains_nothing(place, request):
 
 @pytest.mark.parametrize(("micro_batch", "most"), [(None, 8), (3, 3), (20, 8)])
 def test_an_evaluation_computes_no_more_rows_at_once_than_a_step(
-    micro_batch, most, place, tmp_path, monkeypatch
+    micro_batch, most, task, place, tmp_path, monkeypatch
 ):
     """In the last batches of 40 examples, fewer."""
     rows = []
@@ -358,11 +325,8 @@ def test_an_evaluation_computes_no_more_rows_at_once_than_a_step(
         return in_replicas(distribution, counting, **how)
 
     monkeypatch.setattr("bert_keras.tasks.batches.in_replicas", counted)
-    planned = plan_finetuning(
-        TextClassification.open("sst2", place / "reviews"),
-        checkpoint=place / "checkpoint",
-        hparams=dataclasses.replace(QUICK, micro_batch=micro_batch),
-    )
+    hparams = dataclasses.replace(QUICK, micro_batch=micro_batch)
+    planned = plan_finetuning(task, checkpoint=place / "checkpoint", hparams=hparams)
     monitor = planned.monitor(tmp_path, log=lambda line: None, workers=Workers())
     monitor.set_model(planned.model)
     monitor.on_epoch_end(0, {"loss": 1.0})
@@ -370,20 +334,35 @@ def test_an_evaluation_computes_no_more_rows_at_once_than_a_step(
     assert 0 < monitor.history[0]["val_accuracy"] < 1
 
 
-def test_planning_says_how_many_texts_are_cut(place, plan):
-    short = plan_finetuning(
-        TextClassification.open("sst2", place / "reviews"),
-        checkpoint=place / "checkpoint",
-        hparams=dataclasses.replace(QUICK, seq_length=5),
-    )
+def test_planning_says_how_many_texts_are_cut(task, place, plan):
+    hparams = dataclasses.replace(QUICK, seq_length=5)
+    short = plan_finetuning(task, checkpoint=place / "checkpoint", hparams=hparams)
     source = checkpoints.tokenizer_of(checkpoints.read(place / "checkpoint"))
     rows = [line.split("\t")[0] for line in (place / "reviews/train.tsv").read_text().splitlines()[1:]]
     lengths = source.tokenize(rows).row_lengths().numpy() + 2
     (line,) = (line for line in short.lines if "are cut" in line)
     cut, longest = (lengths > 5).sum(), lengths.max()
     assert line.startswith(f"{cut} of the first 96 examples are longer than 5 tokens (up to {longest})")
-    assert (
-        "seq_length" in line
-        and "doc_stride" in line
-        and not [line for line in plan.lines if "are cut" in line]
-    )
+    assert "seq_length" in line and "doc_stride" in line
+    assert not [line for line in plan.lines if "are cut" in line]
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Memory: a training's graph goes when its model goes, so that a grid of many runs needs the memory of one
+
+FEATURES = {"feature_layers": "0,1", "lstm_layers": 1, "lstm_units": 4}
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"micro_batch": 4}, FEATURES], ids=["plain", "micro-batches", "features"]
+)
+def test_graphs_of_a_finished_training_are_freed(how, tmp_path):
+    made, left = graphs_made_and_left(tmp_path, **how)
+    assert made and not left
+
+
+def test_graphs_of_two_replicas_are_freed(tmp_path):
+    done = forked.run(TESTS / "freed_graphs.py", tmp_path)
+    assert done.returncode == 0, done.stderr
+    made, left = json.loads(done.stdout)
+    assert made and not left

@@ -15,17 +15,10 @@ from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.runs.run_folder import load_run
 
 TESTS = Path(__file__).parent
-
-
 QUICK = Hparams(epochs=1, batch_size=8, learning_rate=1e-3, seq_length=40)
 
-
 NO_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
-
-
 GOOD, BAD = ("good", "warm"), ("bad", "dull")
-
-
 PLAIN = "film plot actor scene the its is and very".split()
 
 
@@ -79,6 +72,12 @@ def place(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def task(place):
+    """SST-2 with the reviews."""
+    return TextClassification.open("sst2", place / "reviews")
+
+
 LEARNING = dataclasses.replace(QUICK, epochs=4)
 
 
@@ -113,7 +112,5 @@ def turned(place):
 
 
 @pytest.fixture(scope="module")
-def plan(place):
-    return plan_finetuning(
-        TextClassification.open("sst2", place / "reviews"), checkpoint=place / "checkpoint", hparams=QUICK
-    )
+def plan(task, place):
+    return plan_finetuning(task, checkpoint=place / "checkpoint", hparams=QUICK)

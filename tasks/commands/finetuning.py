@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bert_keras.cli.console import PATH, Command, progress, say, start, table
-from bert_keras.errors import BertKerasError, MissingFileError, first_names
+from bert_keras.errors import BertKerasError, first_names
 from bert_keras.fields import add_flags, given_settings
 from bert_keras.io.paths import to_path
 from bert_keras.tasks.commands.flags import (
@@ -82,26 +82,19 @@ def _check_dev(
         )
 
 
-def _check_no_dev_split(task: Any, folder: str) -> None:
-    try:
-        task.examples(task.validation_splits[0])
-    except MissingFileError:
-        return
-    raise BertKerasError(
-        f"{folder} has a dev split; leave --dev-fraction out, or give the training file as --data."
-    )
-
-
 def open_given_task(args: argparse.Namespace, *, holds_out: bool = True) -> tuple[Any, Hparams]:
     """The task of the flags of `add_task`, and its hyperparameters with those that were given. holds_out: as there."""
+    from bert_keras.tasks.finetuning.examples import has_dev_split
     from bert_keras.tasks.runs.run_folder import open_task
 
     fraction = getattr(args, "dev_fraction", None)
     _check_dev(args.data, args.dev_data, fraction, holds_out=holds_out)
     source = {"train": args.data, "validation": args.dev_data} if args.dev_data else args.data
     task = open_task(args.task, source, **given_settings(args, *TASK_OPTIONS))
-    if fraction is not None and to_path(args.data).is_dir():
-        _check_no_dev_split(task, args.data)
+    if fraction is not None and to_path(args.data).is_dir() and has_dev_split(task):
+        raise BertKerasError(
+            f"{args.data} has a dev split; leave --dev-fraction out, or give the training file as --data."
+        )
     return task, hparams_of(task.defaults, given_settings(args, Hparams))
 
 
@@ -157,7 +150,7 @@ def model_of(args: argparse.Namespace, *, data: str | None = None) -> Any:
     """Loads the runs of --run, or the checkpoint for the task. Raises BertKerasError unless the flags name one of them."""
     from bert_keras.tasks.devices.strategies import strategy
     from bert_keras.tasks.runs.ensemble import at_precision, load_runs, members_of
-    from bert_keras.tasks.runs.run_folder import pretrained_run
+    from bert_keras.tasks.runs.run_folder import open_task, run_of
     from bert_keras.tasks.training.task_model import encoder_of
 
     if bool(args.run) == bool(args.checkpoint or args.task) or bool(args.checkpoint) != bool(args.task):
@@ -166,7 +159,7 @@ def model_of(args: argparse.Namespace, *, data: str | None = None) -> Any:
         if args.run:
             run = load_runs(args.run, data=data)
         else:
-            run = pretrained_run(args.task, args.checkpoint, data=data)
+            run = run_of(open_task(args.task, data), args.checkpoint)
         run = at_precision(run, inference_of(args).precision)
     slow_precision(encoder_of(members_of(run.model)[0]).compute_dtype)  # a .keras file may be in bfloat16
     return run
@@ -192,15 +185,12 @@ def _run_evaluate(args: argparse.Namespace) -> None:
     batch_size = inference_of(args).batch_size
     start_strategy(args.strategy, deterministic=False)
     from bert_keras.tasks.batches import cardinality, predictor
-    from bert_keras.tasks.finetuning.examples import check_labelled
-    from bert_keras.tasks.runs.evaluation_splits import splits_of
+    from bert_keras.tasks.finetuning.examples import check_labelled, splits_of
     from bert_keras.tasks.runs.run_card import describe
 
     run = model_of(args, data=args.data)
     task, measured, tables = run.task, {}, []
-    splits = list(
-        splits_of(run, args.run or (), args.split)
-    )  # all files are read before any of them is measured
+    splits = [*splits_of(task, args.run or (), args.split)]  # reads all files before it measures any
     for split, examples, note in splits:
         if note:
             print(note, file=sys.stderr)

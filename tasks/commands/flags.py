@@ -15,7 +15,7 @@ from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import add_flags, flag_of, format_value, names_of
 from bert_keras.model.choices import slowness
-from bert_keras.tasks.devices.cluster import CLUSTER, check_cluster, other_workers
+from bert_keras.tasks.devices.cluster import CLUSTER, check_cluster
 from bert_keras.tasks.hparams import STRATEGIES, Hparams
 from bert_keras.tasks.options import PRETRAINED_TASKS, TAGGING_DEFAULTS, TASK_DEFAULTS, TASK_OPTIONS
 from bert_keras.tasks.pretraining.recipes import RECIPES, Shorthands
@@ -56,8 +56,7 @@ def add_strategy(parser: argparse.ArgumentParser, *, trains: bool = True) -> Non
 def start_strategy(strategy_name: str, *, deterministic: bool = True) -> None:
     """Starts TensorFlow, and joins the cluster of a strategy that has one. Only the chief then reports."""
     if strategy_name == "multiworker":
-        check_cluster(os.environ.get(CLUSTER))
-        if others := other_workers():
+        if others := check_cluster(os.environ.get(CLUSTER)):
             note(f"waiting for the other workers, {', '.join(others)}; Ctrl-C stops")
 
     def join() -> None:

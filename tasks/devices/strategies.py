@@ -14,14 +14,10 @@ from bert_keras.errors import BertKerasError, first_line
 from bert_keras.features import ALL_ROWS, WorkerRows
 from bert_keras.io.signals import unhandled
 from bert_keras.model.choices import slowness
-from bert_keras.optimization.replicas import count_workers, replica_gather, replica_sum
+from bert_keras.optimization.replicas import count_workers, replica_gather
 from bert_keras.tasks.devices.cluster import CLUSTER, check_cluster
 from bert_keras.tasks.hparams import STRATEGIES
 from bert_keras.text.preprocessing import Preprocessor
-
-
-def _one() -> tf.distribute.Strategy:
-    return tf.distribute.get_strategy()
 
 
 @functools.cache  # a second strategy would reuse the collective numbers of the first, with other shapes
@@ -54,14 +50,14 @@ def _tpu() -> tf.distribute.Strategy:
         tf.tpu.experimental.initialize_tpu_system(resolver)
         return tf.distribute.TPUStrategy(resolver)
     except (ValueError, tf.errors.OpError) as error:
-        reason = str(error).split("\n")[0].rstrip(".")
+        reason = first_line(error).rstrip(".")
         raise BertKerasError(
             f"no TPU is found ({reason}); set TPU_NAME, as a TPU VM does, or give another strategy."
         ) from error
 
 
 _MAKERS: dict[str, Callable[[], tf.distribute.Strategy]] = {
-    "one": _one,
+    "one": tf.distribute.get_strategy,
     "mirrored": _mirrored,
     "multiworker": _multiworker,
     "tpu": _tpu,
@@ -84,19 +80,18 @@ def strategy(name: str) -> tf.distribute.Strategy:
 def lines_about(distribution: tf.distribute.Strategy, *, strategy_name: str, precision: str) -> list[str]:
     """Lines about the devices of a training: warnings, and the number of devices of a strategy with several."""
     lines = slowness(precision, accelerated=is_accelerated())
-    if strategy_name == "one":
-        return lines
     devices, workers = distribution.num_replicas_in_sync, count_workers(distribution)
     if strategy_name == "mirrored" and devices == 1:
         (device,) = distribution.extended.worker_devices
         kind = ":".join(device.split(":")[-2:])
-        return [
-            *lines,
+        lines.append(
             f"warning: strategy mirrored found one device, {kind}, and is no faster than strategy one; check the drivers of the "
-            "GPUs and CUDA_VISIBLE_DEVICES",
-        ]
-    among = f" of {workers} workers" if workers > 1 else ""
-    return [*lines, f"strategy {strategy_name}: {devices} device{'s' * (devices > 1)}{among}"]
+            "GPUs and CUDA_VISIBLE_DEVICES"
+        )
+    elif strategy_name != "one":
+        among = f" of {workers} workers" if workers > 1 else ""
+        lines.append(f"strategy {strategy_name}: {devices} device{'s' * (devices > 1)}{among}")
+    return lines
 
 
 def has_joined() -> bool:
@@ -146,7 +141,7 @@ def padded_for(distribution: tf.distribute.Strategy, preprocess: Preprocessor) -
 def in_replicas(
     distribution: tf.distribute.Strategy, call: Callable[[Any], Any], *, batch_size: int
 ) -> Callable[[Any], Any]:
-    """A function of rows, a structure of [B, ...], which makes what `call` makes of them: each replica computes a share.
+    """`call` for rows, a structure of [B, ...], of which each replica computes a share.
 
     batch_size: the largest B
 
@@ -178,8 +173,9 @@ def in_replicas(
             return whole if multiple == replicas else tf.ensure_shape(whole, [multiple, *values.shape[1:]])
 
         outputs = distribution.run(in_replica, args=(tf.nest.map_structure(filled, rows),))
-        local = distribution.experimental_local_results
-        return tf.nest.map_structure(lambda one: local(one)[0][:count], outputs)
+        return tf.nest.map_structure(
+            lambda one: distribution.experimental_local_results(one)[0][:count], outputs
+        )
 
     return made
 
@@ -210,7 +206,7 @@ def differ_between_replicas(model: keras.Model) -> None:
     """Offsets the seeds of dropout and other draws by each replica's number, because Keras gives all replicas the same seed.
 
     Call it after anything that sets the seeds: building a model, or restoring it, which reads the seeds of the first replica.
-    Every replica counts from the first one's seeds, in whichever process that is, so that a second call changes nothing.
+    Every replica counts from the seeds of the first replica, in whichever process that is: a second call changes nothing.
     """
     distribution, states = model.distribute_strategy, seed_states(model)
     if distribution.num_replicas_in_sync == 1 or not states:
@@ -224,12 +220,12 @@ def differ_between_replicas(model: keras.Model) -> None:
 
 @functools.cache
 def _numbers_and_first(distribution: tf.distribute.Strategy) -> Callable[[tf.Tensor], Any]:
-    """A function of numbers [N, 2]: the numbers of the replicas in this process, and the numbers that the first process gave."""
+    """A function of states [N, 2]: the numbers of the replicas in this process, and the states of the first replica."""
 
     def in_replica(own: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         context: Any = tf.distribute.get_replica_context()
         number = tf.cast(context.replica_id_in_sync_group, tf.int64)
-        return number, replica_sum(own * tf.cast(number == 0, tf.int64))
+        return number, replica_gather(own)[: tf.shape(own)[0]]
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, 2], tf.int64)])
     def run(own: tf.Tensor) -> tuple[Any, Any]:
@@ -240,13 +236,9 @@ def _numbers_and_first(distribution: tf.distribute.Strategy) -> Callable[[tf.Ten
     return run
 
 
-def _is_seed(variable: keras.Variable) -> bool:
-    return variable.name == "seed_generator_state"
-
-
 def seed_states(model: keras.Model) -> list[Sequence[tf.Variable]]:
     """The state of each random number generator in a model, such as dropout's: a variable for each replica in this process."""
-    states = [variable.value for variable in model.variables if _is_seed(variable)]
+    states = [one.value for one in model.variables if one.name == "seed_generator_state"]
     return [getattr(state, "values", [state]) for state in states]
 
 

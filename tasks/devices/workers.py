@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError, WorkerLost, first_line
 from bert_keras.io.files import digest
-from bert_keras.optimization.replicas import count_workers, replica_sum
+from bert_keras.optimization.replicas import count_workers, replica_gather
 from bert_keras.tasks.devices.strategies import has_joined
 
 # TensorFlow raises them in the workers that are left, at their next operation over all replicas.
@@ -57,6 +57,14 @@ class Workers:
             return [value]
         return [int(one) for one in self._gather(tf.constant([value], tf.int64))[:, 0]]
 
+    def greatest(self, value: int) -> int:
+        """The greatest of the values of all workers."""
+        return max(self.values(value))
+
+    def wait(self) -> None:
+        """Returns when all workers are here."""
+        self.greatest(0)
+
     def from_chief(self, make: Callable[[], Any]) -> Any:
         """The result of `make`, plain JSON, in all workers. The chief alone calls it; the others wait here for the chief."""
         if self.count == 1:
@@ -68,14 +76,6 @@ class Workers:
         sent = np.zeros(self.greatest(len(data)), np.int64)
         sent[: len(data)] = np.frombuffer(data, np.uint8)
         return [row.tobytes().rstrip(b"\0") for row in self._gather(sent).numpy().astype(np.uint8)]
-
-    def greatest(self, value: int) -> int:
-        """The greatest of the values of all workers."""
-        return max(self.values(value))
-
-    def wait(self) -> None:
-        """Returns when all workers are here."""
-        self.values(0)
 
     def wait_to_end(self) -> None:
         """Returns when no other worker needs this one: after it, a process may end.
@@ -133,22 +133,18 @@ class Workers:
             yield pathlib.Path(own)
 
     def log(self, log: Callable[[str], None]) -> Callable[[str], None]:
-        """The log of this worker: that of the chief has all lines, the others' have the warnings."""
+        """The log of this worker: the chief logs all lines, the others only warnings."""
         return log if self.chief else lambda line: log(line) if line.startswith("warning: ") else None
 
 
 @functools.cache
 def _gather_of(distribution: tf.distribute.Strategy) -> Callable[[tf.Tensor], tf.Tensor]:
-    """A function of the numbers int64 [N] of this process: those of all replicas, int64 [R, N]."""
-
-    def in_replica(values: tf.Tensor) -> Any:
-        context: Any = tf.distribute.get_replica_context()
-        own = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync, dtype=tf.int64)
-        return replica_sum(own[:, tf.newaxis] * values)
+    """A function of the numbers int64 [N] of this process: the numbers of all replicas, int64 [R, N]."""
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.int64)])
     def gather(values: tf.Tensor) -> tf.Tensor:
-        return distribution.experimental_local_results(distribution.run(in_replica, args=(values,)))[0]
+        rows = distribution.run(replica_gather, args=(values[tf.newaxis],))
+        return distribution.experimental_local_results(rows)[0]
 
     return gather
 

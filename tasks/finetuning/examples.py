@@ -1,18 +1,37 @@
-"""The examples of a fine-tuning: both splits, read, counted and checked once."""
+"""The examples of a fine-tuning, read, counted and checked once; and the splits that `evaluate` measures.
 
+A run keeps digests of its examples (`checkpoints/settings.json`), which identify its training file under any name: `evaluate`
+measures the rows that were held out of this file, not the rows that trained the run.
+"""
+
+import contextlib
+import pathlib
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from bert_keras.config import BertConfig
-from bert_keras.errors import BertKerasError
+from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.io.folders import Folder
+from bert_keras.io.json_files import ANYTHING, NUMBER, checked_fields, integer, list_of, or_null
+from bert_keras.io.paths import to_path
 from bert_keras.tasks.batches import cardinality, dataset, hold_out, take_examples
-from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.hparams import MAX_SEED, Hparams
 from bert_keras.tasks.task import Task, check_stride
-from bert_keras.tasks.training.fingerprint import digest_of_examples
+from bert_keras.tasks.training.loop import RUN
+from bert_keras.tasks.training.plan import digest_of_examples
 from bert_keras.tasks.training.task_model import check_sizes
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
+
+HELD_OUT = "held-out"  # the name of the split that dev_fraction makes
+TRAIN, DEV = (
+    "train_examples",
+    "dev_examples",
+)  # keys in a fingerprint: the number of examples and their SHA-256
+Path = str | pathlib.Path
 
 
 class Examples(NamedTuple):
@@ -34,7 +53,7 @@ def read_examples(task: Task, preprocess: Preprocessor, hparams: Hparams, dev_sp
         dev_split = dev_split or next(iter(task.validation_splits), "validation")
         dev, everything = task.examples(dev_split), task.examples("train")
     elif dev_split is None:
-        dev_split = "held-out"
+        dev_split = HELD_OUT
         everything, dev = hold_out(task.examples("train"), fraction=hparams.dev_fraction, seed=hparams.seed)
     else:
         raise BertKerasError("dev_split and dev_fraction were given; give one of them.")
@@ -42,8 +61,8 @@ def read_examples(task: Task, preprocess: Preprocessor, hparams: Hparams, dev_sp
     train = take_examples(everything, count=hparams.max_examples, seed=draw)
     counts = cardinality(train), cardinality(dev)
     fingerprint = {
-        "train_examples": [counts[0], digest_of_examples(everything)],
-        "dev_examples": [counts[1], digest_of_examples(dev)],
+        TRAIN: [counts[0], digest_of_examples(everything)],
+        DEV: [counts[1], digest_of_examples(dev)],
     }
     for split, some in (("train", train), (dev_split, dev)):
         check_labelled(task, preprocess, some, split)
@@ -66,3 +85,109 @@ def check_labelled(task: Task, preprocess: Preprocessor, examples: tf.data.Datas
         raise BertKerasError(
             f"no example in the {split} split of {task.name} has a label; give a labelled split."
         )
+
+
+def has_dev_split(task: Task) -> bool:
+    """True if the source of a task has its first validation split."""
+    try:
+        task.examples(task.validation_splits[0])
+    except MissingFileError:
+        return False
+    return True
+
+
+# -----------------------------------------------------------------------------------------------------------
+# The splits to measure
+
+
+class Split(NamedTuple):
+    """A split to measure. note: a line for the user; "" for none."""
+
+    name: str
+    examples: tf.data.Dataset
+    note: str = ""
+
+
+def splits_of(task: Task, paths: Sequence[Path], split: str | None = None) -> Iterator[Split]:
+    """Yields the splits to measure.
+
+    task: a run's task, with its examples
+    paths: the folder of the run, or the folders of an ensemble
+    split: a split of the task, or HELD_OUT; None takes the rows that the runs held out if the data is their training file, else
+        every validation split of the task
+
+    A note warns if the data of a split trained a run, unless the split is "train".
+    Raises BertKerasError for HELD_OUT where the data is not the training file of runs that held out the same rows.
+    """
+    file, trained, held_out = _only_file(task), list[Path](), None
+    # One file is all splits; in a folder, a named split has a file of its own.
+    if file is not None and (split in (None, HELD_OUT) or (split != "train" and file.is_file())):
+        trained, held_out = _known_parts(task, paths)
+    if held_out is not None and split in (None, HELD_OUT):
+        count, everything = cardinality(held_out), cardinality(task.examples("train"))
+        note = (
+            f"{file} is the training file of {paths[0]}: measuring the {count:,} of its {everything:,} examples that "
+            "--dev-fraction held out; --split train measures all of them"
+        )
+        yield Split(HELD_OUT, held_out, note)
+        return
+    if split == HELD_OUT:
+        runs = ", ".join(map(str, paths)) or "a checkpoint without training"
+        raise BertKerasError(
+            f"{file or 'the data'} is not training data of which {runs} held out examples; give what was the --data of a "
+            "training with --dev-fraction, or leave --split out."
+        )
+    note = ""
+    if trained:
+        runs = ", ".join(map(str, trained))
+        note = f"warning: {file} trained {runs}: the measures do not tell how good it is on new text"
+    for name in [split] if split else task.validation_splits:
+        yield Split(name, task.examples(name), note)
+
+
+def _known_parts(task: Task, paths: Sequence[Path]) -> tuple[list[Path], tf.data.Dataset | None]:
+    """The runs that some of the data trained, and the examples that all runs held out; None if these differ."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about examples that only a training leaves out
+            examples = task.examples("train")
+    except BertKerasError:  # a file for another split
+        return [], None
+    whole, parts = digest_of_examples(examples), dict[str, tf.data.Dataset]()
+    trained, held = list[Path](), 0
+    for path in paths:
+        kept = _fingerprint(path)
+        if kept["train"] == whole:
+            trained.append(path)
+        if kept["fraction"] is None:
+            continue
+        with contextlib.suppress(BertKerasError):  # too few examples for this fraction
+            _, part = hold_out(examples, fraction=kept["fraction"], seed=kept["seed"])
+            if (digest := digest_of_examples(part)) == kept["dev"]:
+                parts[digest], held = part, held + 1
+                trained += [path] if path not in trained else []
+    return trained, next(iter(parts.values())) if len(parts) == 1 and held == len(paths) else None
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    """The digests of a run's examples, and the settings of its dev split; None where the run does not have them."""
+    folder = Folder(path, RUN)
+    pair = or_null(list_of(ANYTHING))
+    kinds = {TRAIN: pair, DEV: pair, "dev_fraction": or_null(NUMBER), "seed": integer(0, MAX_SEED)}
+    kept = checked_fields(
+        folder.fingerprint() if folder.begun else {},
+        kinds,
+        where=folder.path / RUN.fingerprint,
+        optional=kinds,
+        others=True,
+    )
+    train, dev = ((kept.get(name) or [None])[-1] for name in (TRAIN, DEV))
+    return {"train": train, "dev": dev, "fraction": kept.get("dev_fraction"), "seed": kept.get("seed")}
+
+
+def _only_file(task: Task) -> pathlib.Path | None:
+    """The file or the folder without a dev split that holds all examples of a task; None for another source, and for none."""
+    source = getattr(task, "source", None)
+    if not isinstance(source, str | pathlib.Path):
+        return None
+    return None if not to_path(source).is_file() and has_dev_split(task) else to_path(source)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import keras
@@ -15,7 +15,7 @@ from bert_keras.features import POOLED_OUTPUT, WorkerRows
 from bert_keras.io.folders import Folder
 from bert_keras.model.choices import training_policy
 from bert_keras.model.encoder import BertEncoder
-from bert_keras.model.feature_bilstm import bilstm_of
+from bert_keras.model.feature_bilstm import FeatureEncoder, bilstm_of
 from bert_keras.tasks.batches import count, dataset
 from bert_keras.tasks.devices.strategies import (
     check_micro_batch,
@@ -40,30 +40,23 @@ from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.strings.text_data import CUT_SAMPLE, cut_texts
 from bert_keras.tasks.strings.text_model import TextModel
 from bert_keras.tasks.task import Task, check_stride
-from bert_keras.tasks.training.fingerprint import fingerprint_of_checkpoint
 from bert_keras.tasks.training.loop import RUN, check_save_every, train
-from bert_keras.tasks.training.plan import Plan, Stage
-from bert_keras.tasks.training.task_model import (
-    NEW_PARTS,
-    check_sizes,
-    heads_of,
-    network_of,
-    network_on_vectors,
-    optimizer_of,
-)
+from bert_keras.tasks.training.plan import Plan, Stage, fingerprint_of_checkpoint
+from bert_keras.tasks.training.task_model import NEW_PARTS, check_sizes, heads_of, network_of, optimizer_of
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
 
 
-def _in_order_of(task: Task, source: checkpoints.Checkpoint, heads: Sequence[str]) -> checkpoints.Checkpoint:
+def _in_order_of(
+    task: Task, source: checkpoints.Checkpoint, heads: Collection[str]
+) -> checkpoints.Checkpoint:
     """The checkpoint, with the label rows of its heads in the task's order.
 
-    Raises ValueError unless the checkpoint names the task's labels, in upper or lower case; else their order is unknown.
+    Raises BertKerasError unless the checkpoint names the task's labels, in upper or lower case; else their order is unknown.
     """
     wanted, there = task.label_names, source.labels or ()
-    if not wanted or not any(
-        name.split("/")[0] in heads for name in source.tensors
-    ):  # `assign` raises an error
+    of_heads = [name for name in source.tensors if name.split("/")[0] in heads]
+    if not wanted or not of_heads:  # `assign` raises an error
         return source
     places = {label.casefold(): place for place, label in enumerate(there)}
     order = [places.get(label.casefold(), -1) for label in wanted]
@@ -74,34 +67,19 @@ def _in_order_of(task: Task, source: checkpoints.Checkpoint, heads: Sequence[str
             f"the checkpoint's {named} the labels of {task.name} are {', '.join(wanted)}; leave keep_head out, or "
             f"{convert}name them in config.json's id2label as the task does, in the head's order."
         )
-    tensors = {
-        name: value[..., order]
-        if name.split("/")[0] in heads and value.shape[-1] == len(order)  # else `assign` raises an error
-        else value
-        for name, value in source.tensors.items()
-    }
-    return dataclasses.replace(source, tensors=tensors, labels=tuple(wanted))
-
-
-def _assigned(
-    task: Task, source: checkpoints.Checkpoint, model: TextModel, *, keep_head: bool
-) -> checkpoints.Report:
-    """Assigns the checkpoint's weights to the model."""
-    heads = heads_of(model)
-    if keep_head:
-        ordered = _in_order_of(task, source, list(heads))
-        return checkpoints.assign(ordered, model.encoder, fresh=NEW_PARTS, **heads)
-    kept = heads if task.pretrained_head else {}
-    return checkpoints.assign(source, model.encoder, fresh=(*NEW_PARTS, *heads), **kept)
+    # `assign` raises an error for another number of labels.
+    fitting = [name for name in of_heads if source.tensors[name].shape[-1] == len(order)]
+    ordered = {name: source.tensors[name][..., order] for name in fitting}
+    return dataclasses.replace(source, tensors={**source.tensors, **ordered}, labels=tuple(wanted))
 
 
 def _new_parts(
     task: Task, encoder: BertEncoder, report: checkpoints.Report | None
 ) -> list[keras.layers.Layer]:
     """The parts of an encoder that the checkpoint lacks and the task reads: frozen, they would stay at random weights."""
-    if report is None:
-        return []  # the whole encoder is random, as a baseline
-    names = {name.split("/")[0] for name in report.fresh}
+    names = (
+        {name.split("/")[0] for name in report.fresh} if report else ()
+    )  # else all is random, as a baseline
     read = {"bilstm": encoder.bilstm} | ({"pooler": encoder.pooler} if POOLED_OUTPUT in task.outputs else {})
     return [part for name, part in read.items() if name in names and part is not None]
 
@@ -118,7 +96,11 @@ def _text_model(
     """The task's model with the checkpoint's weights."""
     encoder, network = network_of(task, source.config, dtype=training_policy(hparams.precision))
     model = TextModel(task, preprocess, network)
-    report = _assigned(task, source, model, keep_head=keep_head) if source.tensors else None
+    heads = heads_of(model)
+    kept = heads if keep_head or task.pretrained_head else {}
+    fresh = NEW_PARTS if keep_head else (*NEW_PARTS, *heads)
+    source = _in_order_of(task, source, heads) if keep_head else source
+    report = checkpoints.assign(source, encoder, fresh=fresh, **kept) if source.tensors else None
     log("weights: random" if report is None else str(report))
     encoder.trainable = hparams.freeze != "encoder"
     encoder.rematerialize = hparams.rematerialize
@@ -138,8 +120,9 @@ def _model_on_vectors(
 ) -> ModelOnVectors:
     """The task's model on a BiLSTM, without an encoder."""
     assert hparams.features is not None
-    policy = training_policy(hparams.precision)
-    network = network_on_vectors(task, source.config, hparams.features, dtype=policy)
+    dtype = training_policy(hparams.precision)
+    stand_in: Any = FeatureEncoder(source.config, dtype=dtype, **hparams.features)
+    network = task.model(stand_in)
     if not source.tensors:
         log("weights: random")
     if (bilstm := bilstm_of(network)) is not None:
@@ -177,27 +160,13 @@ def _compiled_model(
     return model
 
 
-def _batches_of(
-    task: Task,
-    preprocess: Preprocessor,
-    examples: tf.data.Dataset,
-    hparams: Hparams,
-    distribution: tf.distribute.Strategy,
-) -> Callable[..., tf.data.Dataset]:
-    """Makes the batches of an epoch, or a part of their rows, a new data set at each call."""
-    return functools.partial(
-        dataset,
-        task,
-        preprocess,
-        examples,
-        batch_size=hparams.batch_size,
-        seed=hparams.seed,
-        multiple_of=rows_for(distribution, hparams.batch_size),
-    )
-
-
 def _checked_tokenizer(
-    task: Task, source: checkpoints.Checkpoint, hparams: Hparams, *, keep_head: bool
+    task: Task,
+    source: checkpoints.Checkpoint,
+    hparams: Hparams,
+    *,
+    keep_head: bool,
+    feature_cache: str | pathlib.Path | None,
 ) -> Tokenizer:
     """The checkpoint's tokenizer. Raises BertKerasError unless checkpoint, task and settings fit together."""
     if source.tensors:
@@ -209,27 +178,45 @@ def _checked_tokenizer(
     tokenizer = checkpoints.tokenizer_of(source)
     check_sizes(source.config, vocab_size=tokenizer.vocab_size, seq_length=hparams.seq_length)
     check_stride(task, tokenizer, seq_length=hparams.seq_length)
+    check_feature_based(task, source.config, hparams, keep_head=keep_head, feature_cache=feature_cache)
     return tokenizer
 
 
 def _lines_about(
-    task: Task, preprocess: Preprocessor, examples: Examples, *, steps: int, hparams: Hparams
+    task: Task, preprocess: Preprocessor, examples: Examples, hparams: Hparams, *, steps: int
 ) -> list[str]:
-    """The lines about the data of a plan."""
+    """A warning about texts that are cut, if there are any, and the line that a training begins."""
     cut = cut_texts(task, preprocess, next(iter(examples.train.batch(CUT_SAMPLE))))
     counts = f"{examples.train_count:,} examples, {steps:,} steps; dev {examples.dev_count:,} examples"
-    how = [] if hparams.precision == "float32" else [hparams.precision]
-    how += [] if hparams.micro_batch is None else [f"micro-batches of {hparams.micro_batch}"]
-    how += [] if hparams.steps_per_execution == 1 else [f"{hparams.steps_per_execution} steps at once"]
-    how += ["rematerialized blocks"] if hparams.rematerialize else []
-    settings = f"; with {', '.join(how)}" if how else ""
+    how = {
+        hparams.precision: hparams.precision != "float32",
+        f"micro-batches of {hparams.micro_batch}": hparams.micro_batch is not None,
+        f"{hparams.steps_per_execution} steps at once": hparams.steps_per_execution > 1,
+        "rematerialized blocks": hparams.rematerialize,
+    }
+    listed = ", ".join(words for words, applies in how.items() if applies)
+    settings = f"; with {listed}" if listed else ""
     return [*([cut] if cut else []), f"training {task.name} on {counts}{settings}"]
 
 
-def _from_step(
-    batches: Callable[..., tf.data.Dataset], vectors: RowVectors | None, distribution: tf.distribute.Strategy
-) -> Callable[[int], Any]:
-    """Step -> the batches of all epochs from there on, with their vectors."""
+def _stage(
+    task: Task,
+    preprocess: Preprocessor,
+    examples: tf.data.Dataset,
+    hparams: Hparams,
+    distribution: tf.distribute.Strategy,
+    vectors: RowVectors | None,
+) -> Stage:
+    """The only stage: all epochs, with the vectors of their rows."""
+    batches = functools.partial(
+        dataset,
+        task,
+        padded_for(distribution, preprocess),
+        examples,
+        batch_size=hparams.batch_size,
+        seed=hparams.seed,
+        multiple_of=rows_for(distribution, hparams.batch_size),
+    )
 
     def from_step(done: int) -> Any:
         def made(worker_rows: WorkerRows) -> tf.data.Dataset:
@@ -239,7 +226,7 @@ def _from_step(
 
         return divided(distribution, made)
 
-    return from_step
+    return Stage(steps=count(batches()), epochs=hparams.epochs, batches=from_step)
 
 
 def fingerprint_of_finetuning(
@@ -251,11 +238,12 @@ def fingerprint_of_finetuning(
     strategy_name: str,
     keep_head: bool = False,
 ) -> dict[str, Any]:
-    """Everything that decides the result. start: of `fingerprint_of_checkpoint`; examples: `Examples.about`."""
+    """Everything that decides the result. start: of `fingerprint_of_checkpoint`; examples: `Examples.fingerprint`."""
     return {
         "task": {"kind": task.kind, **task.to_json()},
         **hparams.fingerprint(),
-        **{"keep_head": keep_head, "strategy": strategy_name},
+        "keep_head": keep_head,
+        "strategy": strategy_name,
         **examples,
         **start,
     }
@@ -272,17 +260,14 @@ def plan_finetuning(
     feature_cache: str | pathlib.Path | None = None,
     output: str | pathlib.Path | None = None,
 ) -> Plan:
-    """Reads and checks everything and builds the model, without training. Arguments and errors: those of `finetune`."""
+    """Reads and checks everything and builds the model, without training. Arguments and errors as in `finetune`."""
     distribution = strategy(strategy_name)
     check_micro_batch(distribution, batch_size=hparams.batch_size, micro_batch=hparams.micro_batch)
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
-    tokenizer = _checked_tokenizer(task, source, hparams, keep_head=keep_head)
-    check_feature_based(task, source.config, hparams, keep_head=keep_head, feature_cache=feature_cache)
+    tokenizer = _checked_tokenizer(task, source, hparams, keep_head=keep_head, feature_cache=feature_cache)
     keras.utils.set_random_seed(hparams.seed)  # also decides which examples are drawn, and their order
     preprocess = Preprocessor(tokenizer, seq_length=hparams.seq_length, pad_to_longest=True)
     examples = read_examples(task, preprocess, hparams, dev_split)
-    batches = _batches_of(task, padded_for(distribution, preprocess), examples.train, hparams, distribution)
-    steps = count(batches())
     fingerprint = fingerprint_of_finetuning(
         task,
         hparams,
@@ -294,23 +279,19 @@ def plan_finetuning(
     # Before the variables: workers that create them in other shapes fail, and the error names no setting.
     Workers(distribution).check_same(fingerprint, SAME_IN_ALL)
     lines = lines_about(distribution, strategy_name=strategy_name, precision=hparams.precision)
-    vectors = None
+    vectors, prepared = None, {}
     if hparams.features is not None:
         vectors = row_vectors(source, task, preprocess, examples.train, examples.dev, hparams)
+        prepared = {"prepared": functools.partial(computed, vectors, feature_cache)}
         if output is not None:
             vectors.check_room(folder_of(output, feature_cache))
+    stage = _stage(task, preprocess, examples.train, hparams, distribution, vectors)
+    build = functools.partial(
+        _compiled_model, task, source, hparams, keep_head=keep_head, preprocess=preprocess
+    )
     with distribution.scope():
-        model = _compiled_model(
-            task,
-            source,
-            hparams,
-            total_steps=steps * hparams.epochs,
-            keep_head=keep_head,
-            log=lines.append,
-            preprocess=preprocess,
-        )
-    stage = Stage(steps=steps, epochs=hparams.epochs, batches=_from_step(batches, vectors, distribution))
-    lines += _lines_about(task, preprocess, examples, steps=stage.total, hparams=hparams)
+        model = build(total_steps=stage.total, log=lines.append)
+    lines += _lines_about(task, preprocess, examples, hparams, steps=stage.total)
     monitor = functools.partial(
         FineTuningMonitor,
         trained=model,
@@ -322,10 +303,9 @@ def plan_finetuning(
         origin=source.origin if source.tensors else {},
         vectors=vectors,
     )
-    plan = Plan(fingerprint=fingerprint, model=model, stages=[stage], monitor=monitor, lines=lines)
-    if vectors is not None:
-        plan = dataclasses.replace(plan, prepared=functools.partial(computed, vectors, feature_cache))
-    return plan
+    return Plan(
+        fingerprint=fingerprint, model=model, stages=[stage], monitor=monitor, lines=lines, **prepared
+    )
 
 
 @reports_lost_workers()

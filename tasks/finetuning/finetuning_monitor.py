@@ -18,7 +18,15 @@ from bert_keras.tasks.finetuning.examples import Examples
 from bert_keras.tasks.frozen.row_vectors import RowVectors, on_vectors
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.runs.run_card import CARD, run_card
-from bert_keras.tasks.runs.run_folder import DEGENERATE, FILES, ORIGIN, Run, digests, save_encoder, save_run
+from bert_keras.tasks.runs.run_folder import (
+    DEGENERATE,
+    FILES,
+    ORIGIN,
+    Run,
+    digests,
+    save_checkpoint,
+    save_run,
+)
 from bert_keras.tasks.task import Task
 from bert_keras.tasks.training.loop import LOGS
 from bert_keras.tasks.training.plan import Monitor
@@ -59,11 +67,10 @@ class FineTuningMonitor(Monitor):
         vectors: RowVectors | None = None,
     ) -> None:
         super().__init__()
-        self._workers = workers
-        self._trained, self._vectors = trained, vectors
+        self._path, self._workers, self._log = path, workers, log
         self._run = Run(task=task, preprocess=preprocess, model=trained.network, path=path)
-        self._examples, self._hparams = examples, hparams
-        self._path, self._strategy_name, self._origin, self._log = path, strategy_name, origin, log
+        self._trained, self._vectors, self._examples, self._hparams = trained, vectors, examples, hparams
+        self._strategy_name, self._origin = strategy_name, origin
         answers = trained.network if vectors is None else on_vectors(trained, vectors)
         self._predict = predictor(task, preprocess, answers)
         self.others = [keras.callbacks.TensorBoard(path / LOGS, write_graph=False)]
@@ -76,7 +83,8 @@ class FineTuningMonitor(Monitor):
         """Writes the encoder of a feature-based run, which no step changes or reads."""
         if self._vectors is not None:
             if not (self._path / SAFETENSORS).is_file():
-                save_encoder(self._path, self._run.preprocess.tokenizer, self._vectors.extractor.checkpoint())
+                tokenizer, encoder = self._run.preprocess.tokenizer, self._vectors.extractor.checkpoint()
+                save_checkpoint(self._path, tokenizer, encoder)
             self._vectors.forget_encoder()
 
     def memory(self) -> Any:
@@ -112,7 +120,7 @@ class FineTuningMonitor(Monitor):
         task, predictions = run.task.calibrate(predictions, raw)
         measures = self._workers.from_chief(lambda: _plain(dict(task.evaluate(predictions, raw))))
         if bad := [f"{name} is {value}" for name, value in measures.items() if not math.isfinite(value)]:
-            raise LossDiverged(bad[0], step=int(self.model.optimizer.iterations.numpy()))
+            raise LossDiverged(bad[0], step=self._step())
         logs = {} if logs is None else logs
         logs.update({f"val_{name}": value for name, value in measures.items()})
         self.history.append(_plain(logs))
@@ -138,7 +146,8 @@ class FineTuningMonitor(Monitor):
             ORIGIN: dict(self._origin),
             "measures": measures,
             "best_epoch": self.best["epoch"] + 1,
-            "stopped_early": self._stopped_early(),
+            # The last epoch, from 1, and its step, if that is not the last of the settings.
+            "stopped_early": {"epoch": len(self.history), "step": self._step()} if self.stopped else None,
             "history": self.history,
             "train_examples": self._examples.train_count,
             "dev_examples": self._examples.dev_count,
@@ -152,17 +161,14 @@ class FineTuningMonitor(Monitor):
         return results
 
     def _rows_at_once(self) -> int:
-        """The rows of an evaluation's batch: those of a training step that all replicas compute at once."""
+        """The rows of an evaluation's batch: as many as all replicas compute at once in a training step."""
         batch_size, micro_batch = self._hparams.batch_size, self._hparams.micro_batch
         if micro_batch is None:
             return batch_size
         return min(batch_size, micro_batch * self._run.model.distribute_strategy.num_replicas_in_sync)
 
-    def _stopped_early(self) -> dict[str, int] | None:
-        """The last epoch, from 1, and its step, if that is not the last of the settings."""
-        if not self.stopped:
-            return None
-        return {"epoch": len(self.history), "step": int(self._trained.optimizer.iterations.numpy())}
+    def _step(self) -> int:
+        return int(self._trained.optimizer.iterations.numpy())
 
     def _check_kept(self, is_kept: Callable[[str], bool]) -> None:
         """Raises BertKerasError in all workers if a file of the best epoch is missing or was changed."""

@@ -30,13 +30,14 @@ from bert_keras.features import (
     MAX_CONTEXT,
     WORD_INDEX,
 )
+from bert_keras.fields import checked_value
 from bert_keras.io.json_files import shortened
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import OUTPUTS, VECTORS
 from bert_keras.model.kernels import packed_weights
-from bert_keras.tasks.options import WindowOptions
+from bert_keras.tasks.options import FeatureOptions, WindowOptions
 from bert_keras.tasks.task import Features, Raw, check_stride, model_inputs
-from bert_keras.tasks.training.fingerprint import digest_of_tensors
+from bert_keras.tasks.training.plan import digest_of_tensors
 from bert_keras.tasks.training.task_model import NEW_PARTS, check_sizes
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.words import TEXT, find_words, take_text
@@ -222,6 +223,7 @@ class Extractor:
     batch_size: int = 8
 
     def __post_init__(self) -> None:
+        checked_value(FeatureOptions, "dtype", self.dtype)
         self.report: checkpoints.Report | None = None
         if isinstance(self.source, checkpoints.Checkpoint) and not self.source.tensors:
             self.source = self._new_encoder()

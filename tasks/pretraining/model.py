@@ -39,7 +39,7 @@ from bert_keras.tasks.pretraining.records import MANIFEST, RecordFiles, load_man
 from bert_keras.tasks.pretraining.samplers import SAMPLERS
 from bert_keras.tasks.problems.fill_mask import FillMask
 from bert_keras.tasks.runs.run_folder import save_task, save_weights
-from bert_keras.tasks.training.fingerprint import digest_of_tensors
+from bert_keras.tasks.training.plan import digest_of_tensors
 from bert_keras.tasks.training.task_model import leave_out_padding
 from bert_keras.text.masking import Pieces
 from bert_keras.text.preprocessing import Preprocessor

@@ -19,8 +19,8 @@ from bert_keras.tasks.pretraining.instance_sources import HELD_OUT_SEED, Instanc
 from bert_keras.tasks.pretraining.model import schedule
 from bert_keras.tasks.runs.run_folder import FILES, digests
 from bert_keras.tasks.training.loop import LOGS
-from bert_keras.tasks.training.plan import Monitor, steps_done
-from bert_keras.tasks.training.saver import check_loss
+from bert_keras.tasks.training.plan import Monitor
+from bert_keras.tasks.training.saver import check_loss, steps_done
 
 CURVES, SNAPSHOTS = "curves.png", "snapshots"
 HELD_OUT_LOSS = "held_out_loss"

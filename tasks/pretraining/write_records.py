@@ -57,7 +57,7 @@ class Job:
     compress: gzip
     shard_bytes, shard_documents: least text in a file; memory grows with them, not with the corpus
 
-    Raises BertKerasError for a wrong seed, and for a segmenter that the masks do not read.
+    Raises BertKerasError for a seed out of range, and for a segmenter that the masks do not read.
     """
 
     path: pathlib.Path

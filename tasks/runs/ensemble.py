@@ -1,4 +1,4 @@
-"""Several runs of one task as one, the mean of their outputs; and runs at another precision.
+"""Ensembles, several runs of one task whose outputs are averaged; and runs at another precision.
 
 In: the folders of runs, or a Run. Out: a Run for evaluation and exports.
 """
@@ -12,9 +12,10 @@ from typing import Any
 import keras
 
 from bert_keras.errors import BertKerasError, first_names
-from bert_keras.model.choices import PRECISIONS
+from bert_keras.fields import checked_value
 from bert_keras.model.feature_bilstm import bilstm_of
 from bert_keras.model.layers import denses_in
+from bert_keras.tasks.options import InferenceOptions
 from bert_keras.tasks.runs.run_folder import Run, load_run
 from bert_keras.tasks.task import Problem
 from bert_keras.tasks.training.task_model import encoder_of, freeze, frozen_layers, network_of
@@ -78,14 +79,12 @@ def at_precision(run: Run, precision: str | None) -> Run:
 
     LoRA is merged. Raises BertKerasError for another precision, for int8 kernels, and for a network with layers of its own.
     """
+    precision = checked_value(InferenceOptions, "precision", precision)
     if precision is None:
         return run
-    if precision not in PRECISIONS:
-        raise BertKerasError(f"precision is {precision!r}; give one of {', '.join(PRECISIONS)}.")
-    if isinstance(run.model, Ensemble):
-        members = [_model_at(run.task, member, precision) for member in run.model.members]
-        return dataclasses.replace(run, model=Ensemble(members))
-    return dataclasses.replace(run, model=_model_at(run.task, run.model, precision))
+    members = [_model_at(run.task, member, precision) for member in members_of(run.model)]
+    model = Ensemble(members) if isinstance(run.model, Ensemble) else members[0]
+    return dataclasses.replace(run, model=model)
 
 
 def _model_at(problem: Problem, model: keras.Model, precision: str) -> keras.Model:
@@ -98,8 +97,7 @@ def _model_at(problem: Problem, model: keras.Model, precision: str) -> keras.Mod
     if others := {*values} ^ {one.path for one in made.weights}:
         raise BertKerasError(
             f"the network has layers of its own ({first_names(sorted(others))}), whose precision is fixed; leave precision out, "
-            "or "
-            f"make the model with dtype={precision!r}."
+            f"or make the model with dtype={precision!r}."
         )
     for variable in made.weights:
         variable.assign(keras.ops.cast(values[variable.path], variable.dtype))

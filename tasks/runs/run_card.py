@@ -1,6 +1,6 @@
 """The model card of a run: README.md as the Hugging Face Hub reads it, with license, base model, tags and metrics as YAML.
 
-In: a Run and the content of its results.json. Out: the text. Its parts are also those of an exported version's card.
+In: a Run and the content of its results.json. Out: the text. An exported version's card has the same parts.
 """
 
 import math
@@ -69,10 +69,7 @@ _TEMPLATE = """
 
 
 def run_card(run: Run, results: Mapping[str, Any]) -> str:
-    """The card of a fine-tuned run.
-
-    results: the content of its results.json
-    """
+    """The card of a fine-tuned run. results: the content of its results.json."""
     from huggingface_hub import ModelCardData
 
     origin = results[ORIGIN]
@@ -86,17 +83,14 @@ def run_card(run: Run, results: Mapping[str, Any]) -> str:
         metrics=[METRICS.get(name, name) for name in _measured(results)],
     )
     start = f"`{model}`{f' at revision `{revision}`' if revision else ''}" if model else "a checkpoint"
+    how = "fine-tuned" if describe(run) is None else "trained a model on the vectors of"
     body = _TEMPLATE.format(
         name=run.path.name,
-        summary=f"bert-keras {_how(run)} {start} on {run.task.name}{' data' if run.task.name == CUSTOM else ''}.",
+        summary=f"bert-keras {how} {start} on {run.task.name}{' data' if run.task.name == CUSTOM else ''}.",
         facts=fact_rows(facts_of(run)),
         measures=measures_of(run, results),
     )
     return f"---\n{data.to_yaml()}\n---\n{body}"
-
-
-def _how(run: Run) -> str:
-    return "fine-tuned" if describe(run) is None else "trained a model on the vectors of"
 
 
 def fact_rows(facts: Mapping[str, Any]) -> str:
@@ -149,9 +143,7 @@ def _settings_of(task: Mapping[str, Any]) -> Iterator[str]:
 def describe(run: Run) -> str | None:
     """The layers and the BiLSTM of a feature-based run in words; None for a fine-tuned one."""
     bilstm = bilstm_of(members_of(run.model)[0])
-    if bilstm is None:
-        return None
-    return f"{bilstm.described}; the encoder is frozen"
+    return None if bilstm is None else f"{bilstm.described}; the encoder is frozen"
 
 
 def measures_of(run: Run, results: Mapping[str, Any]) -> str:
@@ -161,7 +153,10 @@ def measures_of(run: Run, results: Mapping[str, Any]) -> str:
         measures = _measured(results)
     elif run.task.kind == FillMask.kind and "majority_baselines" in results:
         of = "On instances held out of pre-training; a majority baseline always predicts the most frequent answer:"
-        measures = _held_out(results)
+        prefix, baselines = "held_out_", results["majority_baselines"]
+        held_out = {name: value for name, value in _measured(results).items() if name.startswith(prefix)}
+        measures = {name.removeprefix(prefix): value for name, value in held_out.items()}
+        measures |= {f"{name}, majority baseline": value for name, value in baselines.items()}
     else:
         return ""
     if not measures:
@@ -177,15 +172,3 @@ def measures_of(run: Run, results: Mapping[str, Any]) -> str:
 
 def _measured(results: Mapping[str, Any]) -> dict[str, float]:
     return {name.removeprefix("val_"): value for name, value in results.get("measures", {}).items()}
-
-
-def _held_out(results: Mapping[str, Any]) -> dict[str, float]:
-    """The held-out measures of a pre-training run, then its majority baselines, by name."""
-    prefix = "held_out_"
-    held_out = {
-        name.removeprefix(prefix): value
-        for name, value in results.get("measures", {}).items()
-        if name.startswith(prefix)
-    }
-    baselines = results["majority_baselines"].items()
-    return held_out | {f"{name}, majority baseline": value for name, value in baselines}

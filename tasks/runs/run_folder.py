@@ -109,6 +109,15 @@ class Run:
         return encoder_of(self.model)
 
 
+def save_checkpoint(path: pathlib.Path, tokenizer: Tokenizer, checkpoint: checkpoints.Checkpoint) -> None:
+    """Writes weights, config and vocabulary.
+
+    Raises OSError if the disk is full; earlier files stay. Raises BertKerasError if a weight is not finite.
+    """
+    checkpoint = checkpoints.with_tokenizer(checkpoint, tokenizer)
+    checkpoints.write(checkpoint, path, format="hugging-face", overwrite=True)
+
+
 def save_weights(
     path: pathlib.Path,
     tokenizer: Tokenizer,
@@ -119,27 +128,16 @@ def save_weights(
     labels: Sequence[str] = (),
     problem_type: str | None = None,
 ) -> None:
-    """Writes an encoder with its heads, config and vocabulary.
+    """Writes an encoder with its heads, config and vocabulary. Raises as `save_checkpoint`.
 
     without: untrained parts to leave out
     labels: the names of a classifier's classes, in the order of its logits
     problem_type: see `Checkpoint`
-
-    Raises OSError if the disk is full; earlier files stay. Raises BertKerasError if a weight is not finite.
     """
     checkpoint = checkpoints.collect(encoder.config, encoder, **heads)
     kept = {name: value for name, value in checkpoint.tensors.items() if name.split("/")[0] not in without}
-    checkpoint = dataclasses.replace(
-        checkpoint, tensors=kept, labels=tuple(labels) or None, problem_type=problem_type
-    )
-    checkpoint = checkpoints.with_tokenizer(checkpoint, tokenizer)
-    checkpoints.write(checkpoint, path, format="hugging-face", overwrite=True)
-
-
-def save_encoder(path: pathlib.Path, tokenizer: Tokenizer, checkpoint: checkpoints.Checkpoint) -> None:
-    """Writes an encoder without heads, config and vocabulary. Raises as `save_weights`."""
-    checkpoint = checkpoints.with_tokenizer(checkpoint, tokenizer)
-    checkpoints.write(checkpoint, path, format="hugging-face", overwrite=True)
+    labelled: dict[str, Any] = {"labels": tuple(labels) or None, "problem_type": problem_type}
+    save_checkpoint(path, tokenizer, dataclasses.replace(checkpoint, tensors=kept, **labelled))
 
 
 def save_run(
@@ -152,22 +150,16 @@ def save_run(
 ) -> None:
     """Writes weights, config, vocabulary and task.json. Raises as `save_weights`.
 
-    model: of one on stored vectors, the encoder is not written
+    model: on a BiLSTM without an encoder, whose weights are in the folder already, if it learned from stored vectors
     frozen: paths of layers that `load_run` freezes
     """
-    heads, bilstm = heads_of(model), bilstm_of(model)
+    heads, bilstm, tokenizer = heads_of(model), bilstm_of(model), preprocess.tokenizer
     if bilstm is None:
-        save_weights(
-            path,
-            preprocess.tokenizer,
-            encoder_of(model),
-            heads,
-            labels=task.label_names,
-            problem_type=task.problem_type,
-        )
+        named: dict[str, Any] = {"labels": task.label_names, "problem_type": task.problem_type}
+        save_weights(path, tokenizer, encoder_of(model), heads, **named)
     else:
         if has_encoder(model):
-            save_weights(path, preprocess.tokenizer, encoder_of(model), {})
+            save_weights(path, tokenizer, encoder_of(model), {})
         write_weights(path / TOP, paths_of(heads.values()))
     save_task(path, task, preprocess, frozen=frozen, features=bilstm.settings if bilstm else None)
 
@@ -198,12 +190,6 @@ def is_run(path: str | os.PathLike[str]) -> bool:
     return file.is_file() and b'"registered_name"' not in read_bounded(file, MAX_JSON_BYTES)
 
 
-def _recorded(results: pathlib.Path) -> dict[str, Any]:
-    """From the results of a run: the SHA-256 of its files, the name of its task if it was fine-tuned, why it did not learn."""
-    kinds = {FILES: object_of(TEXT), "task": TEXT, DEGENERATE: or_null(TEXT)}
-    return checked_fields(read_object(results), kinds, where=results, optional=kinds, others=True)
-
-
 def check_finished(path: pathlib.Path) -> None:
     """Raises BertKerasError if a run is unfinished, if its loss diverged, or if a file was changed after training."""
     results = path / RESULTS_FILE
@@ -213,7 +199,8 @@ def check_finished(path: pathlib.Path) -> None:
                 f"{path} is an unfinished run: it has no {RESULTS_FILE}; rerun its training command to finish it."
             )
         return  # a snapshot, or an ELECTRA's generator
-    recorded = _recorded(results)
+    kinds = {FILES: object_of(TEXT), "task": TEXT, DEGENERATE: or_null(TEXT)}
+    recorded = checked_fields(read_object(results), kinds, where=results, optional=kinds, others=True)
     if {*recorded} == {DEGENERATE}:
         raise BertKerasError(
             f"{path} has no trained model: {recorded[DEGENERATE]}; train again with a lower learning rate."
@@ -370,21 +357,6 @@ def run_of(
         read_weights(model.path / TOP, paths_of(heads_of(made).values()), wanted_by=TASK_FILE)
     preprocess = Preprocessor(tokenizer, seq_length=seq_length, truncation=truncation, pad_to_longest=True)
     return Run(task=task, preprocess=preprocess, model=made, path=model.path)
-
-
-def pretrained_run(
-    name: str, path: str | os.PathLike[str], *, data: Source | None = None, seq_length: int | None = None
-) -> Run:
-    """A run of a pre-trained checkpoint: the task of one of PRETRAINED_TASKS, by the checkpoint's own head. Raises as `run_of`.
-
-    data: the task's examples; None to predict without
-    """
-    return run_of(pretrained_task(name, data=data), path, seq_length=seq_length)
-
-
-def pretrained_task(name: str, *, data: Source | None = None) -> Task:
-    """The task of one of PRETRAINED_TASKS, with its examples in `data`."""
-    return task_type(name).open(name, data)
 
 
 def evaluate(run: Run, split: str, *, batch_size: int = 32) -> dict[str, float]:

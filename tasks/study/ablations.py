@@ -60,7 +60,7 @@ class _Pretrained:
     """
 
     output: pathlib.Path
-    documents: Iterable[Text]
+    documents: Iterable[Document]
     tokenizer: Tokenizer
     held_out: float
     scale: Scale

@@ -32,8 +32,8 @@ from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.runs.run_card import CARD
 from bert_keras.tasks.runs.run_folder import DEGENERATE, FILES, check_finished, open_task
 from bert_keras.tasks.task import Task
-from bert_keras.tasks.training.fingerprint import fingerprint_of_checkpoint
 from bert_keras.tasks.training.loop import RESULTS_FILE, RUN
+from bert_keras.tasks.training.plan import fingerprint_of_checkpoint
 from bert_keras.tasks.training.saver import CHECKPOINTS
 from bert_keras.tasks.training.task_model import free_memory
 from bert_keras.text.preprocessing import Preprocessor

@@ -39,7 +39,7 @@ from bert_keras.tasks.frozen.extractor import Extractor, Pieces, TextUnits, text
 from bert_keras.tasks.metrics import Table, accuracy, entity_scores
 from bert_keras.tasks.options import ProbeOptions
 from bert_keras.tasks.problems.classification import TextClassification
-from bert_keras.tasks.training.fingerprint import fingerprint_of_checkpoint
+from bert_keras.tasks.training.plan import fingerprint_of_checkpoint
 from bert_keras.text.words import TEXT, TOKENS
 
 PROBE = Layout(

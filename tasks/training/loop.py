@@ -16,12 +16,20 @@ from bert_keras.cli.console import Pace, duration, shows_bars
 from bert_keras.errors import BertKerasError, LossDiverged
 from bert_keras.io import formats
 from bert_keras.io.folders import Folder, Layout
-from bert_keras.io.signals import postponed
+from bert_keras.io.signals import Stop, postponed
 from bert_keras.optimization.training_model import WholeEpochs
 from bert_keras.tasks.devices.strategies import differ_between_replicas
 from bert_keras.tasks.devices.workers import LOST, SAME_IN_ALL, Workers
-from bert_keras.tasks.training.plan import Monitor, Plan, Stage, steps_done
-from bert_keras.tasks.training.saver import CHECKPOINTS, SETTINGS, Saver, check_finite, check_loss
+from bert_keras.tasks.training.plan import Monitor, Plan, Stage
+from bert_keras.tasks.training.saver import (
+    CHECKPOINTS,
+    SETTINGS,
+    Saver,
+    check_finite,
+    check_loss,
+    saves_in,
+    steps_done,
+)
 
 RESULTS_FILE, LOGS, TASK_FILE = "results.json", "logs", "task.json"
 LOSS_EVERY = 10  # steps between two reads of the loss
@@ -60,29 +68,24 @@ class Progress(keras.callbacks.Callback):
         epoch 2/3: loss 0.3127, accuracy 0.8624, 4 min 10 s
         step 1,200 of 3,000: loss 0.3348, learning rate 3.3e-05, 6.1 steps/s, 4 min 55 s left
 
-    stages: the plan's
-    log: receives the lines
     inside: False logs no lines inside epochs, for a terminal with a progress bar
-    seconds: the time of the run so far
+    before: seconds of the run before this process resumed it
     """
 
-    def __init__(
-        self,
-        stages: Sequence[Stage],
-        *,
-        log: Callable[[str], None],
-        inside: bool,
-        seconds: Callable[[], float],
-    ) -> None:
+    def __init__(self, stages: Sequence[Stage], *, log: Callable[[str], None], inside: bool) -> None:
         super().__init__()
-        self._stages, self._log, self._inside, self._seconds = stages, log, inside, seconds
+        self._stages, self._log, self._inside = stages, log, inside
         self._steps = sum(stage.total for stage in stages)
+        self._began, self.before = time.monotonic(), 0.0
+
+    def seconds(self) -> float:
+        """The time of the run so far."""
+        return self.before + time.monotonic() - self._began
 
     def begin(self, number: int, step: int) -> None:
         """Called before each stage. step: the steps done in all stages."""
         self._stage, self._step = self._stages[number], step
-        self._before = sum(stage.epochs for stage in self._stages[:number])
-        self._first = step
+        self._epochs = sum(stage.epochs for stage in self._stages[:number])
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         self._first, self._pace = self._step, Pace(self.params["steps"])
@@ -99,8 +102,8 @@ class Progress(keras.callbacks.Callback):
         )
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        number, count = self._before + epoch + 1, sum(stage.epochs for stage in self._stages)
-        self._log(f"{self._stage.name} {number}/{count}: {_listed(logs)}, {duration(self._seconds())}")
+        number, count = self._epochs + epoch + 1, sum(stage.epochs for stage in self._stages)
+        self._log(f"{self._stage.name} {number}/{count}: {_listed(logs)}, {duration(self.seconds())}")
 
 
 def _listed(logs: Mapping[str, float] | None) -> str:
@@ -117,9 +120,9 @@ class StopOnDivergence(keras.callbacks.Callback):
     what they find in their weights.
     """
 
-    def __init__(self, workers: Workers) -> None:
+    def __init__(self, workers: Workers, step: int) -> None:
         super().__init__()
-        self.step, self._workers = 0, workers
+        self.step, self._workers = step, workers
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         before, self.step = self.step, self.step + steps_done(self, batch)
@@ -149,99 +152,55 @@ def train(
 
     save_every: steps between two saves, which stay; None saves at the end of each epoch, and removes the saves when it has
         finished; 0 saves nothing, so that an interrupted run starts again
-    verbose: 0 logs no lines inside epochs; 1 shows a progress bar; 2 logs lines inside long epochs; "auto" is 1 in a terminal,
-        else 2
-    log: receives a line for each epoch, and the other messages
-
-    Ctrl-C stops after the running step, which is saved unless save_every is 0; a second Ctrl-C stops at once. Both raise
-    KeyboardInterrupt, whose message says from which step the same call resumes.
+    verbose, log, Ctrl-C: as in `finetune`
 
     Raises BertKerasError if the folder has other content or is in use, and LossDiverged.
     """
     folder, workers = Folder(output, RUN), Workers(plan.model.distribute_strategy)
-    verbose = (1 if shows_bars(sys.stdout) else 2) if verbose == "auto" else verbose
+    if verbose == "auto":
+        verbose = 1 if shows_bars(sys.stdout) else 2
     log = workers.log(log)
     with (
-        _begin(folder, plan, workers, save_every, log=log) as begun,
+        _begin(folder, plan, workers, save_every, log=log),
         workers.folder(folder.path) as own,
         plan.prepared(folder.path, workers=workers, log=log),
         postponed() as stop,
     ):
-        monitor, before, began = plan.monitor(own, log=log, workers=workers), 0.0, time.monotonic()
-
-        def seconds() -> float:
-            return before + time.monotonic() - began
-
-        def memory() -> list[Any]:
-            return [seconds(), monitor.memory()]
-
-        saver = Saver(own, plan.model, every=save_every, remember=memory, stop=stop, workers=workers)
-        remembered = _restored(saver, folder, plan, begun=begun, log=log)
+        monitor = plan.monitor(own, log=log, workers=workers)
+        progress = Progress(plan.stages, log=log, inside=verbose == 2)
+        saver = Saver(
+            own,
+            plan.model,
+            every=save_every,
+            remember=lambda: [progress.seconds(), monitor.memory()],
+            stop=stop,
+            workers=workers,
+        )
+        remembered = saver.restore(folder.path, log=log)
         workers.check_same(
             {"the step to resume from": saver.step}, "give all of them one output folder that they share"
         )
         if remembered is not None:
-            before, of_monitor = remembered
+            log(f"resuming {folder.path} at step {saver.step:,} of {plan.steps:,}")
+            progress.before, of_monitor = remembered
             monitor.recall(of_monitor)
-        progress = Progress(plan.stages, log=log, inside=verbose == 2, seconds=seconds)
         try:
-            _fit_stages(plan, monitor, saver, progress, workers, verbose=int(verbose == 1 and workers.chief))
-            results = {**monitor.results(), "steps": saver.step, "seconds": round(seconds(), 1)}
+            _fit_stages(plan, monitor, saver, progress, workers, bar=verbose == 1 and workers.chief)
+            results = {**monitor.results(), "steps": saver.step, "seconds": round(progress.seconds(), 1)}
         except KeyboardInterrupt as error:
             raise type(error)(_where_stopped(saver, plan.steps)) from None
         except LossDiverged:  # in all workers
             workers.wait_to_end()
             raise
-        _finish(folder, results, workers)
-        if save_every is None:
-            saver.remove()
-        if signal := _signal_at_the_end(folder, workers, stop.signal):
-            stop.signal = signal
-        if stop.signal is not None:  # after the last step
-            raise type(stop.error)(f"stopped; {folder.path} is finished")
+        _finish(folder, results, saver if save_every is None else None, workers, stop)
     return results
-
-
-def _finish(folder: Folder, results: Mapping[str, Any], workers: Workers) -> None:
-    """The chief writes the results. A worker that is lost before ends the others; one that is lost after them ends nobody."""
-    try:
-        workers.wait()
-    except LOST:
-        if not folder.finished:
-            raise
-    if workers.chief:
-        folder.finish(results)
-
-
-def _signal_at_the_end(folder: Folder, workers: Workers, signal: int | None) -> int | None:
-    """The signal to any worker. Waits for the results: a worker that ends earlier ends the others."""
-    try:
-        found = workers.greatest(signal or 0) or None
-        workers.wait_to_end()
-        return found
-    except LOST:
-        if not folder.finished:
-            raise
-        return signal
-
-
-def _restored(
-    saver: Saver, folder: Folder, plan: Plan, *, begun: bool, log: Callable[[str], None]
-) -> list[Any] | None:
-    """Returns the memory of the last save, or None if there is none. Logs the step where the training starts."""
-    remembered = saver.restore(folder.path, log=log)
-    if remembered is not None:
-        log(f"resuming {folder.path} at step {saver.step:,} of {plan.steps:,}")
-    elif begun:
-        log(f"{folder.path} has no save yet; training starts at step 0")
-    return remembered
 
 
 @contextlib.contextmanager
 def _begin(
     folder: Folder, plan: Plan, workers: Workers, save_every: int | None, *, log: Callable[[str], None]
-) -> Iterator[bool]:
-    """`Folder.begin`, which the chief calls alone; yields True if the folder was begun before. Logs the plan's lines."""
+) -> Iterator[None]:
+    """`Folder.begin`, which the chief calls alone. Logs the plan's lines."""
     # Every save waits for all workers. It is no part of the fingerprint: a resumed run may save at other steps.
     workers.check_same({"save_every": save_every}, SAME_IN_ALL)
     with contextlib.ExitStack() as stack:
@@ -253,7 +212,37 @@ def _begin(
         workers.wait()  # the others read what the chief has begun
         for line in plan.lines:
             log(line)
-        yield begun
+        if begun and not saves_in(folder.path / CHECKPOINTS):
+            log(f"{folder.path} has no save yet; training starts at step 0")
+        yield
+
+
+def _finish(
+    folder: Folder, results: Mapping[str, Any], saver: Saver | None, workers: Workers, stop: Stop
+) -> None:
+    """The chief writes the results. saver: its saves are removed; None keeps them.
+
+    A worker that is lost before the results are written ends the others; one that is lost after them ends nobody. A signal to any
+    worker raises KeyboardInterrupt in all of them.
+    """
+    try:
+        workers.wait()
+    except LOST:
+        if not folder.finished:
+            raise
+    if workers.chief:
+        folder.finish(results)
+    if saver is not None:
+        saver.remove()
+    try:
+        if signal := workers.greatest(stop.signal or 0):
+            stop.signal = signal
+        workers.wait_to_end()  # until the results are written: a worker that ends earlier ends the others
+    except LOST:
+        if not folder.finished:
+            raise
+    if stop.signal is not None:  # after the last step
+        raise type(stop.error)(f"stopped; {folder.path} is finished")
 
 
 def _where_stopped(saver: Saver, steps: int) -> str:
@@ -263,20 +252,18 @@ def _where_stopped(saver: Saver, steps: int) -> str:
 
 
 def _fit_stages(
-    plan: Plan, monitor: Monitor, saver: Saver, progress: Progress, workers: Workers, *, verbose: int
+    plan: Plan, monitor: Monitor, saver: Saver, progress: Progress, workers: Workers, *, bar: bool
 ) -> None:
     """Trains the rest of all stages."""
-    diverged = StopOnDivergence(workers)
-    diverged.step = saver.step
+    callbacks = [StopOnDivergence(workers, saver.step), monitor, *monitor.others, progress, saver]
     differ_between_replicas(plan.model)
     first = 0
     for number, stage in enumerate(plan.stages):
         done = saver.step - first
         if done < stage.total and not monitor.stopped:
-            for callback in (monitor, progress):
-                callback.begin(number, saver.step)
-            callbacks = [diverged, monitor, *monitor.others, progress, saver]
-            _fit(plan.model, stage, done, monitor, callbacks=callbacks, verbose=verbose)
+            monitor.begin(number, saver.step)
+            progress.begin(number, saver.step)
+            _fit(plan.model, stage, done, monitor, callbacks=callbacks, bar=bar)
         first += stage.total
 
 
@@ -286,8 +273,8 @@ def _fit(
     done: int,
     monitor: Monitor,
     *,
-    callbacks: list[keras.callbacks.Callback],
-    verbose: int,
+    callbacks: Sequence[keras.callbacks.Callback],
+    bar: bool,
 ) -> None:
     """Trains the rest of a stage after `done` steps."""
     # Retrace for each stage, as a process that resumes here does: a shape-polymorphic graph rounds differently.
@@ -297,8 +284,8 @@ def _fit(
     while done < stage.total and not monitor.stopped:
         epoch, begun = divmod(done, stage.steps)
         last, steps = epoch + 1 if begun else stage.epochs, stage.steps - begun
-        how = {"model": model, "epochs": last, "steps": steps, "verbose": verbose}
-        those = [WholeEpochs(), *callbacks, *([Bar()] if verbose else [])]
+        how = {"model": model, "epochs": last, "steps": steps, "verbose": int(bar)}
+        those = [WholeEpochs(), *callbacks, *([Bar()] if bar else [])]
         with stage.reading():
             model.fit(
                 stage.batches(done),
@@ -306,7 +293,7 @@ def _fit(
                 epochs=last,
                 steps_per_epoch=steps,
                 callbacks=StepLogs(those, add_history=True, **how),
-                verbose=verbose,
+                verbose=int(bar),
                 shuffle=False,
             )
         done = last * stage.steps

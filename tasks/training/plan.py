@@ -1,24 +1,25 @@
 """The plan of a training: everything is decided and checked, and nothing is trained.
 
 plan_finetuning, plan_pretraining -> Plan -> tasks/training/loop.py
+
+The digests at the end are for the fingerprint: they identify data and weights.
 """
 
 import contextlib
 import dataclasses
-import pathlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
+import tensorflow as tf
 
+from bert_keras.checkpoints.checkpoint import Checkpoint
+from bert_keras.io.files import digest
+from bert_keras.text.tokenizer import Tokenizer
 
-def steps_done(callback: keras.callbacks.Callback, batch: int) -> int:
-    """The optimizer steps of the execution that has just ended: `steps_per_execution`, or fewer at the end of an epoch.
-
-    batch: as Keras gives it to `on_train_batch_end`
-    """
-    first = batch + 1 - callback.model.steps_per_execution
-    return min(batch + 1, callback.params["steps"]) - first
+BATCH = 1024  # examples that are read together
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,7 @@ class Monitor(keras.callbacks.Callback):
     """Evaluates during training and keeps weights; its state is saved and restored with the run.
 
     others: further callbacks for `fit`
+    stopped: True after the epoch at which the training stops early. It follows from `memory`, so that a resume knows it
 
     With several workers, each has one: what decides if the training stops, or which weights are kept, is the chief's
     (`Workers.from_chief`).
@@ -57,7 +59,6 @@ class Monitor(keras.callbacks.Callback):
 
     @property
     def stopped(self) -> bool:
-        """True after the epoch at which the training stops early. It follows from `memory`, so that a resume knows it."""
         return False
 
     def begin(self, stage: int, step: int) -> None:
@@ -74,10 +75,6 @@ class Monitor(keras.callbacks.Callback):
     def results(self) -> Mapping[str, Any]:
         """Writes the last weights; returns the results of the finished run, plain JSON."""
         raise NotImplementedError
-
-
-def _unprepared(path: pathlib.Path, **how: Any) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,9 +94,37 @@ class Plan:
     stages: Sequence[Stage]
     monitor: Callable[..., Monitor]
     lines: Sequence[str] = ()
-    prepared: Callable[..., contextlib.AbstractContextManager[None]] = _unprepared
+    prepared: Callable[..., contextlib.AbstractContextManager[None]] = lambda path, **how: (
+        contextlib.nullcontext()
+    )
 
     @property
     def steps(self) -> int:
         """Optimizer steps in all stages."""
         return sum(stage.total for stage in self.stages)
+
+
+def digest_of_tensors(tensors: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 of named arrays."""
+    ordered = sorted(tensors.items())
+    return digest(part for name, array in ordered for part in (name, np.ascontiguousarray(array).tobytes()))
+
+
+def digest_of_examples(examples: tf.data.Dataset) -> str:
+    """SHA-256 of all examples, dicts of tensors, in their order."""
+    names = sorted(examples.element_spec)
+    rows = examples.batch(BATCH).map(
+        lambda batch: [tf.io.serialize_tensor(batch[name]) for name in names],
+        num_parallel_calls=tf.data.AUTOTUNE,
+    )
+    return digest(itertools.chain(names, itertools.chain.from_iterable(rows.as_numpy_iterator())))
+
+
+def fingerprint_of_checkpoint(source: Checkpoint, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The fields of a fingerprint for the initial weights, configuration and vocabulary."""
+    return {
+        "vocabulary": tokenizer.digest,
+        "lower_case": tokenizer.lower_case,
+        "config": source.config.to_dict(),
+        "checkpoint": digest_of_tensors(source.tensors),
+    }

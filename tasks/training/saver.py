@@ -14,26 +14,34 @@ import math
 import pathlib
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from bert_keras.errors import BertKerasError, LossDiverged
+from bert_keras.errors import BertKerasError, LossDiverged, first_line
 from bert_keras.io.files import file_errors, remove_temporary, sync
 from bert_keras.io.paths import for_tensorflow
 from bert_keras.io.signals import Stop
-from bert_keras.optimization.replicas import replica_sum
+from bert_keras.optimization.replicas import replica_gather
 from bert_keras.tasks.devices.workers import Workers
-from bert_keras.tasks.training.plan import steps_done
 
 CHECKPOINTS, SETTINGS = "checkpoints", "settings.json"
 LARGEST = 1e18  # the largest valid weight: the square of a larger float32 overflows
 KEPT = 2  # saves to keep: if the last one is damaged, the one before it is restored
 _INDEX = re.compile(r"ckpt-(\d+)\.index")
 _OF_SAVE = re.compile(r"ckpt-(\d+)(_temp|\..+)")  # TensorFlow writes a save in ckpt-STEP_temp, and renames it
+
+
+def steps_done(callback: keras.callbacks.Callback, batch: int) -> int:
+    """The optimizer steps of the execution that has just ended: `steps_per_execution`, or fewer at the end of an epoch.
+
+    batch: as Keras gives it to `on_train_batch_end`
+    """
+    first = batch + 1 - callback.model.steps_per_execution
+    return min(batch + 1, callback.params["steps"]) - first
 
 
 def check_loss(logs: Mapping[str, Any] | None, *, step: int) -> None:
@@ -48,30 +56,29 @@ def check_loss(logs: Mapping[str, Any] | None, *, step: int) -> None:
 
 def check_finite(model: keras.Model, *, step: int, workers: Workers) -> None:
     """Raises LossDiverged in all workers if a weight is NaN, infinite or over LARGEST; the loss would show it a step later."""
-    found = next(_too_large(model.trainable_variables), "")
-    if workers.greatest(len(found)):
-        raise LossDiverged(found or "a weight of another worker is not finite", step=step)
-
-
-def _too_large(variables: Iterable[keras.Variable]) -> Iterator[str]:
-    for variable in variables:
+    found = ""
+    for variable in model.trainable_variables:
         largest = float(tf.reduce_max(tf.abs(tf.convert_to_tensor(variable.value))))
         if not largest <= LARGEST:  # NaN too
-            yield f"{variable.path} has reached {largest:.3g}"
+            found = f"{variable.path} has reached {largest:.3g}"
+            break
+    if workers.greatest(len(found)):
+        raise LossDiverged(found or "a weight of another worker is not finite", step=step)
 
 
 def _devices(count: int) -> str:
     return f"{count} device{'s' * (count != 1)}"
 
 
-def _saves_in(folder: pathlib.Path) -> list[int]:
+def saves_in(folder: pathlib.Path) -> list[int]:
+    """The steps of the saves in a folder, newest first, from the file names, not from TensorFlow's state file."""
     found = (_INDEX.fullmatch(file.name) for file in folder.iterdir()) if folder.is_dir() else ()
     return sorted((int(match[1]) for match in found if match), reverse=True)
 
 
 def _remove_unfinished(folder: pathlib.Path) -> None:
     """Removes what a kill inside a save, or inside the removal of one, has left. Call it under the run's lock."""
-    saves = {*_saves_in(folder)}
+    saves = {*saves_in(folder)}
     for file in list(folder.iterdir()):
         if (match := _OF_SAVE.fullmatch(file.name)) is None:
             continue
@@ -120,16 +127,15 @@ class Saver(keras.callbacks.Callback):
         self._memory = tf.Variable("", dtype=tf.string)
         variables = (*model.variables, *model.optimizer.variables)
         self._metrics = ReplicaValues(model.distribute_strategy, model.metrics_variables)
-        self._of_metrics = [
-            tf.Variable(value, shape=[None, *value.shape[1:]]) for value in self._metrics.read()
-        ]
+        kept = self._metrics.read()
+        self._of_metrics = [tf.Variable(value, shape=[None, *value.shape[1:]]) for value in kept]
         self._checkpoint = tf.train.Checkpoint(
             memory=self._memory, variables=[one.value for one in variables], metrics=self._of_metrics
         )
 
     def saves(self) -> list[int]:
-        """The steps of the saves in the folder, newest first, from the file names, not from TensorFlow's state file."""
-        return _saves_in(self._folder)
+        """The steps of the saves in the run's folder, newest first."""
+        return saves_in(self._folder)
 
     def restore(self, run: pathlib.Path | None = None, *, log: Callable[[str], None] = print) -> Any:
         """Restores the newest readable save; returns its `remember` value, or None if there is no save.
@@ -140,34 +146,30 @@ class Saver(keras.callbacks.Callback):
         Raises BertKerasError if there are saves, but all are unreadable.
         """
         folder = self._folder if run is None else run / CHECKPOINTS
-        saves = _saves_in(folder)
+        saves = saves_in(folder)
         for step in saves:
             try:
                 with for_tensorflow(folder) as named:
                     self._checkpoint.read(str(named / f"ckpt-{step}")).assert_existing_objects_matched()
             except Exception as error:  # TensorFlow raises DataLossError, IndexError and others
-                reason = str(error).split("\n")[0]
+                reason = first_line(error)
                 log(f"warning: cannot read the save of step {step:,} in {folder}: {reason}")
                 continue
             self.step, memory = json.loads(self._memory.numpy())
             self._measures = [one.numpy() for one in self._of_metrics]
             self._metrics.set(self._measures)
-            self._warn_of_other_devices(log)
+            now = self._model.distribute_strategy.num_replicas_in_sync
+            if self._measures and (before := len(self._measures[0])) != now:
+                log(
+                    f"warning: the run was saved on {_devices(before)} and resumes on {_devices(now)}: each update still counts "
+                    "the whole batch, but random draws and rounding differ from those of a run on one number of devices"
+                )
             return memory
         if saves:
             raise BertKerasError(
                 f"no save in {folder} can be read ({reason}); remove the run and train again."
             )
         return None
-
-    def _warn_of_other_devices(self, log: Callable[[str], None]) -> None:
-        """Logs a warning if the save that was just read is of another number of replicas: its metrics have a row for each."""
-        now = self._model.distribute_strategy.num_replicas_in_sync
-        if self._measures and (before := len(self._measures[0])) != now:
-            log(
-                f"warning: the run was saved on {_devices(before)} and resumes on {_devices(now)}: each update still counts the "
-                "whole batch, but random draws and rounding differ from those of a run on one number of devices"
-            )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         # `fit` has just reset the metrics.
@@ -205,29 +207,26 @@ class Saver(keras.callbacks.Callback):
         for step in self.saves():
             self._remove(step)
 
-    def _prefix(self, step: int) -> str:
-        return str(self._named / f"ckpt-{step}")
-
     def _save(self) -> None:
         check_finite(self._model, step=self.step, workers=self._workers)
         self._memory.assign(json.dumps([self.step, self._remember()]))
         for kept, value in zip(self._of_metrics, self._metrics.read(), strict=True):
             kept.assign(value)
         with file_errors():
-            self._checkpoint.write(self._prefix(self.step))
-        for file in self._folder.iterdir():
-            if file.name.startswith(f"ckpt-{self.step}."):
-                sync(file)
+            self._checkpoint.write(str(self._named / f"ckpt-{self.step}"))
+        for file in self._files(self.step):
+            sync(file)
         sync(self._folder)
         for step in self.saves()[KEPT:]:
             self._remove(step)
         self._due = False
 
+    def _files(self, step: int) -> list[pathlib.Path]:
+        return sorted(self._folder.glob(f"ckpt-{step}.*"))
+
     def _remove(self, step: int) -> None:
-        # .index first: without it the save does not exist.
-        for file in sorted(self._folder.iterdir(), reverse=True):
-            if file.name.startswith(f"ckpt-{step}."):
-                file.unlink()
+        for file in reversed(self._files(step)):  # .index first: without it the save does not exist
+            file.unlink()
 
 
 class ReplicaValues:
@@ -239,19 +238,16 @@ class ReplicaValues:
     def __init__(self, distribution: tf.distribute.Strategy, variables: Sequence[keras.Variable]) -> None:
         self._distribution, self._variables = distribution, [*variables]
 
-        def one_in_replica() -> list[tf.Tensor]:
-            context = tf.distribute.get_replica_context()
-            place, count = context.replica_id_in_sync_group, context.num_replicas_in_sync
+        def in_replica() -> list[tf.Tensor]:
             rows = [tf.convert_to_tensor(variable.value)[tf.newaxis] for variable in self._variables]
-            own = [tf.scatter_nd([[place]], row, [count, *row.shape[1:]]) for row in rows]
-            return replica_sum(own)
+            return [replica_gather(row) for row in rows]
 
         def set_in_replica(values: list[tf.Tensor]) -> None:
             place = tf.distribute.get_replica_context().replica_id_in_sync_group
             for variable, value in zip(self._variables, values, strict=True):
                 variable.value.assign(value[place])
 
-        self._read = tf.function(lambda: distribution.run(one_in_replica), autograph=False)
+        self._read = tf.function(lambda: distribution.run(in_replica), autograph=False)
         self._set = tf.function(
             lambda values: distribution.run(set_in_replica, args=(values,)), autograph=False
         )
@@ -266,12 +262,10 @@ class ReplicaValues:
         """Sets each variable to values [replicas, ...]. If they are of another number of replicas, the first gets the sum."""
         if not self._variables:
             return
-        count = self._distribution.num_replicas_in_sync
-        self._set(
-            [tf.constant(value if len(value) == count else _in_first(value, count)) for value in values]
-        )
-
-
-def _in_first(value: np.ndarray, count: int) -> np.ndarray:
-    total = value.sum(axis=0, dtype=value.dtype, keepdims=True)
-    return np.concatenate([total, np.zeros([count - 1, *value.shape[1:]], value.dtype)])
+        count, own = self._distribution.num_replicas_in_sync, []
+        for value in values:
+            if len(value) != count:
+                total = value.sum(axis=0, dtype=value.dtype, keepdims=True)
+                value = np.concatenate([total, np.zeros([count - 1, *value.shape[1:]], value.dtype)])
+            own.append(tf.constant(value))
+        self._set(own)

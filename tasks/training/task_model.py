@@ -17,7 +17,7 @@ import safetensors.numpy
 import tensorflow as tf
 
 from bert_keras.config import BertConfig
-from bert_keras.errors import BertKerasError, MissingFileError, first_names
+from bert_keras.errors import BertKerasError, first_names
 from bert_keras.features import POOLED_OUTPUT, SEQUENCE_OUTPUT
 from bert_keras.io.files import atomic_file
 from bert_keras.model.choices import places_of
@@ -64,15 +64,6 @@ def network_of(
     return encoder, problem.model(stand_in)
 
 
-def network_on_vectors(
-    problem: Problem, config: BertConfig, features: Mapping[str, Any], *, dtype: Any = None
-) -> keras.Model:
-    """The problem's model on a BiLSTM without an encoder, for stored vectors. Arguments and errors as in `network_of`."""
-    check_features(problem, config, features)
-    stand_in: Any = FeatureEncoder(config, dtype=dtype, **features)
-    return problem.model(stand_in)
-
-
 def has_encoder(model: keras.Model) -> bool:
     """False for a model on stored vectors."""
     return any(isinstance(layer, BertEncoder) for layer in model.layers)
@@ -111,11 +102,11 @@ def frozen_layers(model: keras.Model) -> list[str]:
 
     Of an encoder with LoRA none: a file has its merged kernels, which train where it is loaded.
     """
-    frozen: list[str] = []
-    encoder = encoder_of(model)
-    left_out = [encoder.pooler] if POOLED_OUTPUT not in encoder.outputs_wanted else []
+    frozen, encoder = list[str](), encoder_of(model)
     if encoder.lora_enabled:
         left_out = [*encoder._flatten_layers()]
+    else:
+        left_out = [encoder.pooler] if POOLED_OUTPUT not in encoder.outputs_wanted else []
     for path, layer in _layers_by_path(model).items():
         inside = any(path.startswith(f"{outer}/") for outer in frozen)
         skipped = inside or any(layer is one for one in left_out)
@@ -165,25 +156,20 @@ def leave_out_padding(encoder: BertEncoder, *, jit_compile: bool = False) -> Non
 def with_padding(model: keras.Model) -> Iterator[None]:
     """Within it, the encoders of a model compute the rows of padding too: rows of one number for XLA and other runtimes."""
     encoders = [layer for layer in model._flatten_layers() if isinstance(layer, BertEncoder)]
-    kept = [encoder.unpadded for encoder in encoders]
-    for encoder in encoders:
+    without = [encoder for encoder in encoders if encoder.unpadded]
+    for encoder in without:
         encoder.unpadded = False
     try:
         yield
     finally:
-        for encoder, value in zip(encoders, kept, strict=True):
-            encoder.unpadded = value
+        for encoder in without:
+            encoder.unpadded = True
 
 
 # The fields of Hparams that describe the optimizer and its schedule.
 OPTIMIZER_SETTINGS = (
-    "learning_rate",
-    "warmup_proportion",
-    "weight_decay",
-    "clip_norm",
-    "bias_correction",
-    "layer_decay",
-    "schedule",
+    *("learning_rate", "warmup_proportion", "weight_decay", "clip_norm"),
+    *("bias_correction", "layer_decay", "schedule"),
 )
 
 
@@ -227,11 +213,9 @@ def read_weights(path: pathlib.Path, variables: Mapping[str, keras.Variable], *,
 
     wanted_by: the file, named in errors, that says which variables there are
 
-    Raises MissingFileError for a missing file; BertKerasError for a damaged one, and for a variable of another shape, without a
-    value or with values that are not finite.
+    Raises BertKerasError for a damaged file, and for a variable of another shape, without a value or with values that are not
+    finite.
     """
-    if not path.is_file():
-        raise MissingFileError(f"no {path.name} in {path.parent}; train again.")
     try:
         weights = safetensors.numpy.load_file(path)
     except safetensors.SafetensorError as error:

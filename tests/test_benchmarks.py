@@ -1,4 +1,4 @@
-"""benchmarks/peers.py on tiny models: every kind of work runs in every library; docs/performance.md shows the figures."""
+"""Scripts of benchmarks/: peers.py and cost.py on tiny models, a few faults of soak.py; and the page that pictures.py writes."""
 
 import importlib.util
 import json
@@ -37,15 +37,18 @@ def benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
 
 
-def smoke(tmp_path, script, *options):
-    """The exit status and the JSON of a script on tiny models, without real text."""
+def run(tmp_path, *command, **how):
+    """The exit status, the JSON and the output of a script."""
     written = tmp_path / "out.json"
-    command = [sys.executable, str(BENCHMARKS / script), "--smoke", "--data", str(tmp_path)]
-    done = subprocess.run(
-        [*command, *options, "--json", str(written)], capture_output=True, text=True, cwd=tmp_path
-    )
+    words = [sys.executable, *map(str, command), "--json", str(written)]
+    done = subprocess.run(words, capture_output=True, text=True, **how)
     assert written.exists(), done.stderr[-3000:]
     return done.returncode, json.loads(written.read_text()), done.stdout + done.stderr
+
+
+def smoke(tmp_path, script, *options):
+    """A script on tiny models, without real text."""
+    return run(tmp_path, BENCHMARKS / script, "--smoke", "--data", tmp_path, *options, cwd=tmp_path)
 
 
 @pytest.mark.parity
@@ -127,3 +130,38 @@ def test_the_page_and_the_csv_files_show_the_committed_figures(benchmarks):
 def text_of(path):
     """The text of a file, "" where it is missing."""
     return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+# -----------------------------------------------------------------------------------------------------------
+# soak.py
+
+# Loads the script as a module, and has every command lose a line of its output when it runs again.
+FORGETFUL = """
+import pathlib, sys
+sys.path.insert(0, sys.argv.pop(1))
+import soak
+result_of, seen = soak.result_of, []
+def forgetful(output):
+    seen.append(output)
+    found = result_of(output)
+    if "try" in output.parts:
+        found.pop(next(iter(found)))
+    return found
+soak.result_of = forgetful
+soak.main()
+"""
+COMMANDS = ["--commands", "convert", "instances"]
+
+
+@pytest.mark.long
+def test_commands_survive_a_few_faults(tmp_path):
+    code, rows, _ = run(tmp_path, BENCHMARKS / "soak.py", "--faults", "5", *COMMANDS)
+    assert code == 0
+    assert len(rows) == 5 and {row["outcome"] for row in rows} <= {"as unbroken", "refused in one line"}
+
+
+@pytest.mark.slow
+def test_a_lost_file_is_found(tmp_path):
+    script = ["-c", FORGETFUL, BENCHMARKS, "--faults", "1", "--seed", "6"]
+    code, (row,), _ = run(tmp_path, *script, *COMMANDS)
+    assert code == 1 and row["outcome"] == "LOST OR CHANGED" and "missing" in row["detail"]
