@@ -434,7 +434,7 @@ def test_export_predicts_the_same(run, tmp_path):
     loaded, _ = run
     texts = ["the actor, very good", "", "(film) plot", "good " * 60 + "actor", b"\xff a".decode("latin-1")]
     servable = Servable(loaded.task, loaded.preprocess, loaded.model)
-    tf.saved_model.save(servable, str(tmp_path), signatures=servable.signatures())
+    tf.saved_model.save(servable.saved, str(tmp_path), signatures=servable.signatures())
     answers = ask(tmp_path, {"text": texts})
     assert [[text for text in row if text] for row in answers["entity_text"]] == [
         ["actor"],

@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from exports import CASES, untrained
+from exports import CASES, meta_graph, untrained
 from runs import contents, run_command
-from tensorflow.core.protobuf import saved_model_pb2
 
 import bert_keras as bk
 from bert_keras.model.hub_layer import HubLayer
@@ -28,8 +27,7 @@ def exported(tmp_path_factory, sst2) -> Path:
 
 def float_constants(folder: Path) -> list[int]:
     """The sizes of the float constants in a graph, in numbers."""
-    model = saved_model_pb2.SavedModel.FromString((folder / "saved_model.pb").read_bytes())
-    graph = model.meta_graphs[0].graph_def
+    graph = meta_graph(folder).graph_def
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
     tensors = [node.attr["value"].tensor for node in nodes if node.op == "Const"]
     shapes = [[dim.size for dim in tensor.tensor_shape.dim] for tensor in tensors if tensor.dtype == 1]

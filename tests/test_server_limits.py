@@ -351,7 +351,7 @@ def test_rows_in_groups_are_answered_as_all_at_once(server, whole, signature):
         server, "POST", PREDICT, {"signature_name": signature, "inputs": {"text": TEXTS}}
     )
     assert status == 200
-    wanted = {name: reload._plain(value.numpy().tolist()) for name, value in whole[signature].items()}
+    wanted = {name: reload.plain(value.numpy().tolist()) for name, value in whole[signature].items()}
     assert json.loads(content)["outputs"] == wanted
 
 
