@@ -178,19 +178,12 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
 def _run_serve(args: argparse.Namespace) -> None:
     start()
     from bert_keras.savedmodels.server import Server
-    from bert_keras.savedmodels.server.served import HOST, Limits, example_of, load
+    from bert_keras.savedmodels.server.served import HOST, example_of, load
 
     options = ServerOptions(**given_settings(args, ServerOptions))
-    limits = Limits(rows=options.max_rows, text_bytes=options.max_text, seconds=options.max_seconds)
     served = load(args.folder, name=args.name)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    grpc_port = None if options.no_grpc else options.grpc_port
-    with (
-        contextlib.suppress(KeyboardInterrupt),
-        Server(
-            served, port=options.port, grpc_port=grpc_port, limits=limits, hosts=args.allow_host
-        ) as server,
-    ):
+    with contextlib.suppress(KeyboardInterrupt), Server(served, options, hosts=args.allow_host) as server:
         print("development server, reachable from this machine only; use TensorFlow Serving in production")
         listening = f"{served.name} version {served.version}: REST on {HOST}:{server.port}"
         print(listening + (f", gRPC on {HOST}:{server.grpc_port}" if server.grpc_port else ""))
