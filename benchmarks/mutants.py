@@ -151,11 +151,11 @@ MUTANTS = (
            "own = ops.divide_no_nan(loss_sum, weight_sum)",
            ("tests/test_objectives.py", "-k", "two_replicas_are_one_device and adamw")),
     # Exports and the server
-    Mutant("rows-limit", "savedmodels/server/served.py", "if rows > self.rows:", "if rows >= self.rows:",
+    Mutant("rows-limit", "savedmodels/server/served.py", "if rows > self.options.max_rows:", "if rows >= self.options.max_rows:",
            ("tests/test_server_limits.py", "-k", "oversized or in_groups")),
     Mutant("last-windows", "savedmodels/servable.py", "tf.maximum(1, -(-count // WINDOWS))", "tf.maximum(1, count // WINDOWS)",
            ("tests/test_long_texts.py", "-k", "saved_and_served and class")),
-    Mutant("any-host", "savedmodels/server/http.py", 'if sender is None or sender["host"].lower() not in self._hosts:',
+    Mutant("any-host", "savedmodels/server/rest.py", 'if sender is None or sender["host"].lower() not in self._hosts:',
            "if sender is None:", ("tests/test_server_limits.py", "-k", "allowed_hosts")),
 )
 # fmt: on

@@ -10,19 +10,22 @@ In: a Run and a folder. Out: the next version of the folder, for TensorFlow Serv
         model_card.md              the task, its measures, the signatures, and requests to copy
         example.json               the input of those requests
         tf_serving_warmup_requests requests that a server runs before it accepts others
+
+A target such as "tfserving-2.10" refuses a graph with ops that this version of TensorFlow Serving lacks.
 """
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.framework import graph_pb2
 
+from bert_keras.errors import BertKerasError
 from bert_keras.io.files import file_errors, write_json
 from bert_keras.io.folders import check_folder
 from bert_keras.io.paths import to_path
-from bert_keras.savedmodels import op_support
-from bert_keras.savedmodels.model_card import example_of, model_card, precision_of, server_files
+from bert_keras.savedmodels.model_card import VERSIONS, example_of, model_card, precision_of, server_files
 from bert_keras.savedmodels.servable import Servable
 from bert_keras.savedmodels.verify import (
     CARD,
@@ -38,7 +41,7 @@ from bert_keras.savedmodels.verify import (
     write_manifest,
 )
 from bert_keras.tasks.runs.run_folder import Run, load_run
-from bert_keras.tasks.task import Raw, model_inputs
+from bert_keras.tasks.task import model_inputs
 from bert_keras.text.preprocessing import Preprocessor
 
 # Lengths are rounded up: a short text costs little, and an accelerator compiles few lengths.
@@ -55,7 +58,7 @@ def export(
     """Writes the next version below `directory` and returns its folder.
 
     run: a Run, or the folder that a fine-tuning wrote
-    target: a key of op_support.TARGETS, the server that must support all ops of the graph
+    target: a key of TARGETS, the server that must support all ops of the graph
     freeze: True writes the weights as constants of the graph, which run faster on CPU and cannot be trained
 
     Raises BertKerasError if the target lacks an op, if the folder cannot be written, if another process writes to it, and if
@@ -67,7 +70,9 @@ def export(
     check_export(directory, target=target)
     servable = servable_of(run, frozen=freeze)
     if target is not None:
-        op_support.check(ops_of(servable), target)
+        check_ops(
+            set().union(*(ops_of(function.graph.as_graph_def()) for function in servable.functions())), target
+        )
     name = directory.resolve().name
     with publishing(directory) as new:
         for file, text in server_files(name).items():
@@ -82,8 +87,8 @@ def export(
 def check_export(directory: pathlib.Path, *, target: str | None = None) -> None:
     """Raises BertKerasError for a folder or a target that `export` would refuse: call it before long work."""
     check_folder(directory, existing="keep")
-    if target is not None:
-        op_support.check_target(target)
+    if target not in (None, *TARGETS):
+        raise BertKerasError(f"target is {target!r}; give one of {', '.join(TARGETS)}.")
 
 
 def servable_of(run: Run, *, frozen: bool = False) -> Servable:
@@ -98,66 +103,50 @@ def servable_of(run: Run, *, frozen: bool = False) -> Servable:
     return Servable(run.task, preprocess, run.model, frozen=frozen)
 
 
-def ops_of(servable: Servable) -> set[str]:
-    """The ops of every saved function."""
-    graphs = [function.graph.as_graph_def() for function in servable.functions()]
-    return set().union(*map(op_support.ops_of, graphs))
-
-
 def save(run: Run, servable: Servable, folder: pathlib.Path, *, name: str, version: int) -> None:
     """Writes a version to a new or empty folder. Raises OSError if writing fails."""
+    signatures = servable.signatures()
     with file_errors():
-        tf.saved_model.save(servable.saved, str(folder), signatures=servable.signatures())
-        write_extra(run, servable, folder, name=name, version=version)
-
-
-def write_extra(run: Run, servable: Servable, folder: pathlib.Path, *, name: str, version: int) -> None:
-    """Writes assets.extra of a saved version."""
-    extra = folder / EXTRA
-    extra.mkdir()
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    write_warmup(extra / WARMUP, sample_inputs(run.task.signature()), name=name)
-    card = model_card(
-        run, servable.signatures(), name=name, version=version, size=size, frozen=servable.frozen
-    )
-    (extra / CARD).write_text(card, encoding="utf-8")
-    write_json(extra / EXAMPLE, example_of(run.task))
-    write_manifest(folder)
+        tf.saved_model.save(servable.saved, str(folder), signatures=signatures)
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        card = model_card(run, signatures, name=name, version=version, size=size, frozen=servable.frozen)
+        extra = folder / EXTRA
+        extra.mkdir()
+        write_warmup(extra / WARMUP, sample_inputs(run.task.signature()), name=name)
+        (extra / CARD).write_text(card, encoding="utf-8")
+        write_json(extra / EXAMPLE, example_of(run.task))
+        write_manifest(folder)
 
 
 def compare_in_fresh_process(run: Run, servable: Servable, folder: pathlib.Path) -> None:
     """Raises ExportError unless a fresh process gives the answers of this process to SAMPLES.
 
-    A frozen graph must give the answers of the run's own model within ROUNDING. A model that computes in bfloat16 or float16 must
-    give those of its graph with variables in this process within NARROW: op by op it rounds elsewhere, and may choose another
+    A frozen graph must give the answers of the run's own model, op by op, within ROUNDING. A model that computes in bfloat16 or
+    float16 must give the answers of its graph with variables within NARROW: op by op it rounds elsewhere, and may choose another
     label.
     """
     raw = sample_inputs(run.task.signature())
     texts = {name: tf.constant(rows) for name, rows in raw.items()}
     narrow = precision_of(run.model) != "float32"
-    own = servable.frozen and not narrow
-    traced = servable_of(run) if servable.frozen and narrow else servable
-    expected = answers_of(run, servable, texts) if own else traced.serve(**texts)
-    compare(
-        {name: value.numpy() for name, value in expected.items()},
-        ask(folder, raw),
-        tolerance=NARROW if narrow else ROUNDING if own else TOLERANCE,
-    )
+    if servable.frozen and not narrow:
+        features = run.task.features(servable.preprocess, texts)
+        expected = run.task.decode(run.model(model_inputs(features), training=False), features, texts)
+        tolerance = ROUNDING
+    else:
+        traced = servable_of(run) if servable.frozen else servable
+        expected, tolerance = traced.serve(**texts), NARROW if narrow else TOLERANCE
+    compare({name: value.numpy() for name, value in expected.items()}, ask(folder, raw), tolerance=tolerance)
 
 
-def answers_of(run: Run, servable: Servable, raw: Raw) -> Raw:
-    """The answers of the run's own model, which runs op by op; `servable` gives the text processing."""
-    features = run.task.features(servable.preprocess, raw)
-    return run.task.decode(run.model(model_inputs(features), training=False), features, raw)
-
-
-def sample_inputs(signature: Mapping[str, tf.TensorSpec]) -> dict[str, list[Any]]:
-    """SAMPLES for every input, each in a different order, so that the texts of an example differ in length."""
-    orders = [[*SAMPLES[i:], *SAMPLES[:i]] for i in range(len(SAMPLES))]
+def sample_inputs(
+    signature: Mapping[str, tf.TensorSpec], texts: Sequence[str] = SAMPLES
+) -> dict[str, list[Any]]:
+    """The same texts for every input, each in a different order, so that the texts of an example differ in length."""
+    orders = [[*texts[i:], *texts[:i]] for i in range(len(texts))]
     return {
         name: orders[i]
         if len(spec.shape) == 1
-        else [[orders[i + k][row] for k in range(spec.shape[1])] for row in range(len(SAMPLES))]
+        else [[orders[i + k][row] for k in range(spec.shape[1])] for row in range(len(texts))]
         for i, (name, spec) in enumerate(signature.items())
     }
 
@@ -173,21 +162,16 @@ def next_version(directory: pathlib.Path) -> int:
 
 WARMUP = "tf_serving_warmup_requests"  # the file's name in assets.extra
 
-Texts = Mapping[str, list[Any]]
 
-
-def write_warmup(path: pathlib.Path, texts: Texts, *, name: str) -> None:
-    """Writes one request for each example, and one request with all examples.
-
-    name: the model's name
-    """
+def write_warmup(path: pathlib.Path, texts: Mapping[str, list[Any]], *, name: str) -> None:
+    """Writes one request for each example, and one request with all examples. name: the model's name."""
     count = len(next(iter(texts.values())))
     with tf.io.TFRecordWriter(str(path)) as writer:
         for rows in (*(slice(i, i + 1) for i in range(count)), slice(None)):
             writer.write(prediction_log({key: values[rows] for key, values in texts.items()}, name=name))
 
 
-def prediction_log(texts: Texts, *, name: str) -> bytes:
+def prediction_log(texts: Mapping[str, list[Any]], *, name: str) -> bytes:
     """The serialized PredictionLog of a request for `serving_default`.
 
     We encode it ourselves because only tensorflow-serving-api has its protocol buffer, and nothing else here needs that package.
@@ -209,3 +193,81 @@ def _field(number: int, payload: bytes) -> bytes:
         size.append(length & 0x7F | 0x80)
         length >>= 7
     return bytes([number << 3 | 2, *size, length]) + payload
+
+
+# -----------------------------------------------------------------------------------------------------------
+# The ops that each version of TensorFlow Serving supports
+
+TARGETS = {f"tfserving-{version}": version for version in VERSIONS}
+
+# The ops of TensorFlow Text in TensorFlow Serving, with the first version that has each. A server links the ops of `ops_lib`
+# in tensorflow_text/BUILD at the version that it pins (2.7.3 and 2.8.2 in 2.10 and 2.11, 2.12.1 from 2.12 to
+# 2.19, 2.20.0 in 2.20); tensorflow-text's wheels of 2.7.3, 2.8.2, 2.12.1 and 2.20.0 register these names.
+TEXT_OPS = {
+    "NormalizeUTF8": "2.10",
+    "CaseFoldUTF8": "2.10",
+    "RegexSplitWithOffsets": "2.10",
+    "WordpieceTokenizeWithOffsets": "2.10",
+    "FastWordpieceTokenizeWithOffsets": "2.10",
+    "SentencepieceOp": "2.10",
+    "SentencepieceTokenizeOp": "2.10",
+    "SentencepieceTokenizeWithOffsetsOp": "2.10",
+    "SentencepieceVocabSizeOp": "2.10",
+    "FastBertNormalize": "2.12",
+    "RoundRobinTrim": "2.20",
+}
+
+# TensorFlow's own ops that 2.10 lacks, with the first version that has each, from tf.raw_ops in the wheels of tensorflow-cpu
+# 2.10.1, 2.11.1, 2.12.1, 2.13.1, 2.14.1, 2.15.1, 2.16.2, 2.17.1, 2.18.1, 2.19.1, 2.20.0 and 2.21.0. Every version has the
+# other ops of 2.21. Version 2.19 added no op; TPU ops are left out.
+CORE_OPS = {
+    op: version
+    for version, ops in {
+        "2.11": "UniformDequantize UniformQuantize UniformQuantizedClipByValue UniformQuantizedDot "
+        "UniformQuantizedDotHybrid UniformRequantize",
+        "2.12": "CollectiveReduceScatterV2 Conv2DBackpropFilterV2 Conv2DBackpropInputV2 DistributedSave RandomDatasetV2 "
+        "SegmentProdV2 SegmentSumV2 StatelessRandomGammaV3 SyncDevice UniformQuantizedAdd UniformQuantizedConvolution "
+        "UniformQuantizedConvolutionHybrid",
+        "2.13": "CollectiveAllToAllV2 DebugIdentityV3 RaggedFillEmptyRows RaggedFillEmptyRowsGrad SegmentMaxV2 SegmentMinV2 "
+        "SnapshotChunkDataset",
+        "2.14": "Conv SparseSegmentMeanGradV2 SparseSegmentSqrtNGradV2 SparseSegmentSumGradV2 TFRecordDatasetV2",
+        "2.15": "FFTND IFFTND IRFFTND RFFTND",
+        "2.16": "DatasetFingerprint GlobalIterId ListSnapshotChunksDataset",
+        "2.17": "GlobalShuffleDataset IndexFlatMapDataset IteratorGetModelProto WeightedFlatMapDataset",
+        "2.18": "CheckPinned",
+        "2.20": "DecodeWebP",
+        "2.21": "DecodeJxl",
+    }.items()
+    for op in ops.split()
+}
+
+
+def ops_of(graph: graph_pb2.GraphDef) -> set[str]:
+    """The ops of a graph and of the functions in its library; the prefix `TFText>` of TensorFlow Text's ops is removed."""
+    functions = {function.signature.name for function in graph.library.function}
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    return {node.op.rpartition(">")[2] for node in nodes} - functions
+
+
+def foreign_ops(ops: Collection[str]) -> set[str]:
+    """The ops that are not TensorFlow's own."""
+    return {op for op in ops if not hasattr(tf.raw_ops, op)}
+
+
+def missing_ops(ops: Collection[str], target: str) -> Iterator[str]:
+    """Describes each op that a target lacks, with the first version that has it."""
+    wanted, foreign = VERSIONS.index(TARGETS[target]), foreign_ops(ops)
+    for op in sorted(ops):
+        first = TEXT_OPS.get(op) if op in foreign else CORE_OPS.get(op, VERSIONS[0])
+        if first not in VERSIONS:
+            yield f"{op}, which no known server up to {VERSIONS[-1]} has"
+        elif VERSIONS.index(first) > wanted:
+            yield f"{op}, which comes with {first}"
+
+
+def check_ops(ops: Collection[str], target: str) -> None:
+    """Raises BertKerasError if the target lacks ops, with their names and versions."""
+    if lacking := list(missing_ops(ops, target)):
+        raise BertKerasError(
+            f"{target} lacks {'; '.join(lacking)}; choose a later target, or a model without these ops."
+        )

@@ -16,7 +16,6 @@ import pathlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from bert_keras import checkpoints
@@ -34,6 +33,7 @@ from bert_keras.io.files import file_errors
 from bert_keras.io.paths import to_path
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.heads import MaskedLMHead
+from bert_keras.savedmodels.servable import Reusable
 from bert_keras.savedmodels.verify import SAMPLES, ask, compare, publishing, write_manifest
 from bert_keras.tasks.options import HubOptions
 from bert_keras.text.preprocessing import MAX_SEGMENTS, Features, Preprocessor
@@ -44,32 +44,6 @@ PREPROCESS, ENCODER = "preprocess", "encoder"  # the two folders
 SENTENCES = "sentences"  # string [B], the preprocessor's input
 DEFAULT, MLM_LOGITS = "default", "mlm_logits"
 _OUTPUTS = (POOLED_OUTPUT, SEQUENCE_OUTPUT, ENCODER_OUTPUTS)
-
-
-class Reusable(tf.Module):
-    """A callable to save, with the attributes that `hub.load` and `hub.KerasLayer` expect.
-
-    function: the call
-    layers: the layers whose variables it uses
-    """
-
-    # Plain attributes instead of tf.Module's properties: a SavedModel keeps attributes only.
-    variables: Any = None
-    trainable_variables: Any = None
-
-    def __init__(self, function: Callable[..., Any], *layers: keras.layers.Layer) -> None:
-        super().__init__()
-        self.__call__ = tf.function(function, autograph=False)
-        # All variables, including dropout seeds: without them a trace with training=True cannot be saved.
-        self.variables = [variable.value for layer in layers for variable in layer.variables]
-        self.trainable_variables = [
-            variable.value for layer in layers for variable in layer.trainable_variables
-        ]
-        self.regularization_losses: list[Callable[[], tf.Tensor]] = []
-
-    def trace(self, *inputs: Any, **keywords: Any) -> Any:
-        """Adds a trace for calls with these arguments. Returns the concrete function."""
-        return self.__call__.get_concrete_function(*inputs, **keywords)
 
 
 def write_pair(

@@ -23,7 +23,6 @@ from bert_keras.io.json_files import (
     or_null,
     read_object,
 )
-from bert_keras.savedmodels.op_support import VERSIONS
 from bert_keras.tasks.runs.ensemble import Ensemble, members_of
 from bert_keras.tasks.runs.run_card import fact_rows, facts_of, measures_of
 from bert_keras.tasks.runs.run_folder import Run
@@ -31,6 +30,9 @@ from bert_keras.tasks.task import Problem
 from bert_keras.tasks.training.loop import RESULTS_FILE
 from bert_keras.tasks.training.task_model import encoder_of
 
+VERSIONS = tuple(
+    f"2.{minor}" for minor in range(10, 21)
+)  # of TensorFlow Serving, which an export can be checked for
 MODELS, BATCHING = "models.config", "batching_parameters.txt"
 
 CARD_TEMPLATE = """# {name}
@@ -230,8 +232,5 @@ num_batch_threads { value: 4 }
 
 def server_files(name: str) -> dict[str, str]:
     """The texts of the files next to the versions, by file name."""
-    quoted = {
-        key: json.dumps(value, ensure_ascii=False)
-        for key, value in {"name": name, "path": f"/models/{name}"}.items()
-    }
-    return {MODELS: MODELS_CONFIG.format(**quoted), BATCHING: BATCHING_PARAMETERS}
+    quoted, path = (json.dumps(text, ensure_ascii=False) for text in (name, f"/models/{name}"))
+    return {MODELS: MODELS_CONFIG.format(name=quoted, path=path), BATCHING: BATCHING_PARAMETERS}

@@ -9,6 +9,7 @@ As a script, it can import neither bert_keras nor Keras, which shows that a serv
 import json
 import os
 import sys
+from collections.abc import Callable
 
 KERNELS = ("_normalize_ops.so", "_fast_wordpiece_tokenizer.so", "_sentencepiece_tokenizer.so")
 FORBIDDEN = ("bert_keras", "keras", "tf_keras", "tensorflow_text")
@@ -43,13 +44,16 @@ def main(directory: str) -> None:
     _, specs = serve.structured_input_signature
     inputs = {name: tf.constant(rows, specs[name].dtype) for name, rows in json.load(sys.stdin).items()}
     answers = serve(**inputs)
-    json.dump({name: _plain(value.numpy().tolist()) for name, value in answers.items()}, sys.stdout)
+    json.dump({name: plain(value.numpy().tolist()) for name, value in answers.items()}, sys.stdout)
 
 
-def _plain(value: object) -> object:
+def plain(
+    value: object, as_json: Callable[[bytes], object] = lambda text: text.decode("utf-8", "replace")
+) -> object:
+    """Nested lists for JSON, with bytes as text."""
     if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+        return [plain(item, as_json) for item in value]
+    return as_json(value) if isinstance(value, bytes) else value
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Servable: a task that takes raw strings, as one TensorFlow module.
+"""Servable: a task that takes raw strings, as TensorFlow functions.
 
-In: strings [B] by the task's input names. Out: the outputs of `Task.decode`, by name. The module has the variables, the
+In: strings [B] by the task's input names. Out: the outputs of `Task.decode`, by name. What is saved has the variables, the
 vocabulary and the text processing, so its SavedModel is complete. A frozen one has constants in place of the variables.
 """
 
@@ -23,98 +23,77 @@ EXAMPLES = "examples"  # the signature for serialized tf.Example, and its input
 WINDOWS = 32  # windows in one batch of the model; `decode` still gets the outputs of all windows of a text
 
 
-class _Untracked:
-    """Objects that TensorFlow does not track, because the class is plain.
+class Reusable(tf.Module):
+    """A callable to save, with the attributes that `hub.load` and `hub.KerasLayer` expect.
 
-    So the SavedModel has the variables only once, without a Keras model, and no function twice: `tf.saved_model.save` traces
-    every tf.function that is an attribute again, and keeps both traces.
-
-    infer: features -> the model's outputs, without dropout
-    """
-
-    def __init__(self, task: Problem, model: keras.Model, traced: Mapping[str, Any]) -> None:
-        self.task, self.model, self.traced = task, model, traced
-        self.infer: Callable[[Features], Any] = functools.partial(model, training=False)
-
-
-class Servable(tf.Module):
-    """preprocess + model + decode behind string signatures.
-
-    task, preprocess, model: those of a Run
-    frozen: True makes the weights constants of the graph, which run faster on CPU and cannot be trained
-
-    After `tf.saved_model.load` the object has `signatures`, `variables`, `trainable_variables`, and is callable:
-    `loaded({"sentence": strings}, training=True)` gives the model's outputs, with dropout, for fine-tuning. If it is frozen, it
-    has the signatures alone.
-
-    Raises BertKerasError if it is to be frozen and its weights do not fit into one graph.
+    function: the call
+    layers: the layers whose variables it uses
     """
 
     # Plain attributes instead of tf.Module's properties: a SavedModel keeps attributes only.
     variables: Any = None
     trainable_variables: Any = None
 
+    def __init__(self, function: Callable[..., Any], *layers: keras.layers.Layer) -> None:
+        super().__init__()
+        self.__call__ = tf.function(function, autograph=False)
+        # All variables, including dropout seeds: without them a trace with training=True cannot be saved.
+        self.variables = [variable.value for layer in layers for variable in layer.variables]
+        self.trainable_variables = [
+            variable.value for layer in layers for variable in layer.trainable_variables
+        ]
+        self.regularization_losses: list[Callable[[], tf.Tensor]] = []
+
+    def trace(self, *inputs: Any, **keywords: Any) -> Any:
+        """Adds a trace for calls with these arguments. Returns the concrete function."""
+        return self.__call__.get_concrete_function(*inputs, **keywords)
+
+
+class Servable:
+    """preprocess + model + decode behind string signatures.
+
+    task, preprocess, model: those of a Run
+    frozen: True makes the weights constants of the graph, which run faster on CPU and cannot be trained
+
+    saved: the object to save with `signatures`. After `tf.saved_model.load` it has `signatures`, `variables`,
+        `trainable_variables`, and is callable: `loaded({"sentence": strings}, training=True)` gives the model's outputs, with
+        dropout, for fine-tuning. If it is frozen, it has the signatures alone.
+
+    The class is plain, so TensorFlow tracks only `saved`: a SavedModel has the variables once, without a Keras model, and no
+    function twice. (`tf.saved_model.save` traces every tf.function that is an attribute again, and keeps both traces.)
+
+    Raises BertKerasError if it is to be frozen and its weights do not fit into one graph.
+    """
+
     def __init__(
         self, task: Problem, preprocess: Preprocessor, model: keras.Model, *, frozen: bool = False
     ) -> None:
-        super().__init__(name="servable")
-        self.frozen = frozen
-        traced = {
-            function.__name__: tf.function(function, autograph=False)
-            for function in (
-                self._features,
-                self._serve,
-                self._serve_examples,
-                self._serve_features,
-                self._serve_ragged,
-            )
-        }
-        self._untracked = _Untracked(task, model, traced)
-        self.preprocess = preprocess
-        # All variables, including dropout seeds: without them a trace with training=True cannot be saved.
-        self.variables = [variable.value for variable in model.variables]
-        self.trainable_variables = [variable.value for variable in model.trainable_variables]
+        self.task, self.preprocess, self.model, self.frozen = task, preprocess, model, frozen
+        for name in ("features", "serve", "serve_examples", "serve_features", "serve_ragged"):
+            setattr(self, name, tf.function(getattr(self, name), autograph=False))
+        self._infer: Callable[[Features], Any] = functools.partial(model, training=False)
         if frozen:
             packed = precision_of(model) == "bfloat16"
-            self._untracked.infer = with_constants(model, self.features_signature(), packed=packed)
+            self._infer = with_constants(model, self.features_signature(), packed=packed)
+        self.saved: Any = tf.Module() if frozen else Reusable(self._call, model)
+        self.saved.preprocess = preprocess
         with tracing():
             self.functions()
 
-    @property
-    def saved(self) -> tf.Module:
-        """The object to save: this one, or one with the text processing alone, which the signatures of a frozen model use."""
-        if not self.frozen:
-            return self
-        module = tf.Module(name=self.name)
-        module.preprocess = self.preprocess
-        return module
-
-    @tf.function(autograph=False)
-    def __call__(self, raw: Raw, training: bool = False) -> Any:
+    def _call(self, raw: Raw, training: bool = False) -> Any:
         """Raw strings [B] by name -> the model's outputs, before `decode`."""
-        features = self._untracked.traced["_features"](**_of_one_size(raw))
-        return self._untracked.model(model_inputs(features), training=training)
+        return self.model(model_inputs(self.features(**_of_one_size(raw))), training=training)
+
+    def features(self, **raw: tf.Tensor) -> Features:
+        """The task's features; a function of its own, so that all that read texts share one trace of the text processing."""
+        return self.task.features(self.preprocess, raw)
 
     def serve(self, **raw: tf.Tensor) -> Raw:
         """Strings [B] by name -> the decoded outputs [B, ...] by name."""
-        return self._untracked.traced["_serve"](**raw)
-
-    def serve_features(self, **features: tf.Tensor) -> Raw:
-        """Features int32 [B, S], or [B, K, S] for choices -> the outputs that need no text."""
-        return self._untracked.traced["_serve_features"](**features)
-
-    def _features(self, **raw: tf.Tensor) -> Features:
-        """The task's features; a function of its own, so that all that read texts share one trace of the text processing."""
-        return self._untracked.task.features(self.preprocess, raw)
-
-    def _serve(self, **raw: tf.Tensor) -> Raw:
-        task, raw = self._untracked.task, _of_one_size(raw)
-        features = self._untracked.traced["_features"](**raw)
-        run = self._in_groups if task.windowed else self._run
-        return task.decode(run(model_inputs(features)), features, raw)
-
-    def _run(self, features: Features) -> Any:
-        return self._untracked.infer(features)
+        raw = _of_one_size(raw)
+        features = self.features(**raw)
+        infer = self._in_groups if self.task.windowed else self._infer
+        return self.task.decode(infer(model_inputs(features)), features, raw)
 
     def _in_groups(self, features: Features) -> tf.Tensor:
         """The model's outputs for any number of windows, WINDOWS at a time."""
@@ -124,7 +103,7 @@ class Servable(tf.Module):
 
         def step(i: tf.Tensor, outputs: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
             group = slice(i * WINDOWS, (i + 1) * WINDOWS)
-            output = self._run({name: x[group] for name, x in features.items()})
+            output = self._infer({name: x[group] for name, x in features.items()})
             shapes.append(output.shape)
             return i + 1, outputs.write(i, output)
 
@@ -132,9 +111,9 @@ class Servable(tf.Module):
         _, outputs = tf.while_loop(lambda i, _: i < groups, step, [0, outputs], parallel_iterations=1)
         return tf.ensure_shape(outputs.concat(), shapes[0])
 
-    def _serve_examples(self, **raw: tf.Tensor) -> Raw:
+    def serve_examples(self, *, examples: tf.Tensor) -> Raw:
         """Serialized tf.Example [B] with the strings as bytes features -> the outputs of `serve`."""
-        examples = _of_one_size(raw)[EXAMPLES]
+        examples = tf.ensure_shape(examples, examples.shape)
         # TensorFlow's own error would print the bytes. A message is empty or starts with the tag of its only field.
         message = tf.strings.regex_full_match(tf.strings.substr(examples, 0, 1), "\n?")
         checked = tf.debugging.Assert(tf.reduce_all(message), [f"{EXAMPLES}: expected serialized tf.Example"])
@@ -142,11 +121,12 @@ class Servable(tf.Module):
             examples = tf.identity(examples)
         columns = {
             name: tf.io.FixedLenFeature(spec.shape[1:], spec.dtype)
-            for name, spec in self._untracked.task.signature().items()
+            for name, spec in self.task.signature().items()
         }
         return self.serve(**tf.io.parse_example(examples, columns))
 
-    def _serve_features(self, **features: tf.Tensor) -> Raw:
+    def serve_features(self, **features: tf.Tensor) -> Raw:
+        """Features int32 [B, S], or [B, K, S] for choices, by name -> the outputs that need no text."""
         same = _of_one_size({name: features[name] for name in ENCODER_INPUTS}, whole=True)
         features = _of_one_size(features | same)
         # The kernel refuses too large ids, but counts negative ids from the end of the table.
@@ -158,12 +138,12 @@ class Servable(tf.Module):
         )
         with tf.control_dependencies(checked):
             features = {name: tf.identity(value) for name, value in features.items()}
-        return self._untracked.task.decode_features(self._run(features))
+        return self.task.decode_features(self._infer(features))
 
-    def _serve_ragged(self, **raw: tf.Tensor) -> Raw:
+    def serve_ragged(self, **raw: tf.Tensor) -> Raw:
         """Like `serve`, but lists [B, N] are concatenated to [M], with NAME_row_splits int64 [B + 1]."""
         answers = self.serve(**raw)
-        for prefix, filling in self._untracked.task.lists.items():
+        for prefix, filling in self.task.lists.items():
             real = answers[filling] >= 0
             for name in [name for name in answers if name.startswith(f"{prefix}_")]:
                 answers[name] = tf.boolean_mask(answers[name], real)
@@ -174,18 +154,15 @@ class Servable(tf.Module):
     def functions(self) -> list[Any]:
         """The traces to save: the signatures and, if it can be trained, the calls with and without dropout."""
         calls = [
-            self.__call__.get_concrete_function(self._untracked.task.signature(), training=training)
+            self.saved.trace(self.task.signature(), training=training)
             for training in (() if self.frozen else (False, True))
         ]
         return [*calls, *self.signatures().values()]
 
     def features_signature(self) -> dict[str, tf.TensorSpec]:
         """The features that the model reads, by name."""
-        read = (
-            self._untracked.traced["_features"]
-            .get_concrete_function(**self._untracked.task.signature())
-            .structured_outputs
-        )
+        traced: Any = self.features
+        read = traced.get_concrete_function(**self.task.signature()).structured_outputs
         return {
             name: tf.TensorSpec(value.shape, value.dtype, name=name)
             for name, value in model_inputs(read).items()
@@ -193,18 +170,15 @@ class Servable(tf.Module):
 
     def signatures(self) -> dict[str, Any]:
         """The signatures of the SavedModel, by name."""
-        task, traced = self._untracked.task, self._untracked.traced
-        text, features = task.signature(), self.features_signature()
-        made = {
-            "serving_default": traced["_serve"].get_concrete_function(**text),
-            EXAMPLES: traced["_serve_examples"].get_concrete_function(
-                **{EXAMPLES: tf.TensorSpec([None], tf.string, name=EXAMPLES)}
-            ),
-            "features": traced["_serve_features"].get_concrete_function(**features),
+        text = self.task.signature()
+        inputs: dict[str, tuple[Any, Mapping[str, tf.TensorSpec]]] = {
+            "serving_default": (self.serve, text),
+            EXAMPLES: (self.serve_examples, {EXAMPLES: tf.TensorSpec([None], tf.string, name=EXAMPLES)}),
+            "features": (self.serve_features, self.features_signature()),
         }
-        if task.lists:
-            made["ragged"] = traced["_serve_ragged"].get_concrete_function(**text)
-        return made
+        if self.task.lists:
+            inputs["ragged"] = (self.serve_ragged, text)
+        return {name: traced.get_concrete_function(**specs) for name, (traced, specs) in inputs.items()}
 
 
 def _of_one_size(tensors: Mapping[str, tf.Tensor], *, whole: bool = False) -> dict[str, tf.Tensor]:

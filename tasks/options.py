@@ -284,6 +284,11 @@ class ServerOptions(Checked):
     max_text: int = setting(1_000_000, help="most bytes of text in a request", over=0, at_most=MAX_TEXT)
     max_seconds: float = setting(60.0, help="time limit for a request in seconds", over=0, at_most=DAY)
 
+    @property
+    def max_message(self) -> int:
+        """The most bytes of an HTTP body or a gRPC message."""
+        return MESSAGE_PER_TEXT * self.max_text + MESSAGE_EXTRA
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProtocolOptions(Checked):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runs import ROOT, write_checkpoint
+from tensorflow.core.protobuf import saved_model_pb2
 
 from bert_keras import checkpoints
 from bert_keras.features import ENCODER_INPUTS
@@ -55,6 +56,12 @@ def untrained(task: Task, checkpoint: Path) -> Run:
     checkpoints.assign(source, encoder)
     preprocess = Preprocessor(checkpoints.tokenizer_of(source), seq_length=40, pad_to_longest=True)
     return Run(task=task, preprocess=preprocess, model=model, path=checkpoint)
+
+
+def meta_graph(folder: Path) -> Any:
+    """The only MetaGraphDef of a SavedModel."""
+    (graph,) = saved_model_pb2.SavedModel.FromString((folder / "saved_model.pb").read_bytes()).meta_graphs
+    return graph
 
 
 def section(title: str, signatures: Mapping[str, Any]) -> str:

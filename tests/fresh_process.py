@@ -61,7 +61,7 @@ def example(raw, row):
 
 
 def plain(outputs):
-    return {name: reload._plain(value.numpy().tolist()) for name, value in outputs.items()}
+    return {name: reload.plain(value.numpy().tolist()) for name, value in outputs.items()}
 
 
 def error_of(ask):
@@ -123,7 +123,7 @@ def in_session(folder, raw):
         fetches = {name: output.name for name, output in signature.outputs.items()}
         ask = session.make_callable(fetches, [signature.inputs[name].name for name in names])
         answers = ask(*[raw[name].numpy() for name in names])
-    return {name: reload._plain(value.tolist()) for name, value in answers.items()}
+    return {name: reload.plain(value.tolist()) for name, value in answers.items()}
 
 
 def training(loaded, raw):

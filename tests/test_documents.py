@@ -112,7 +112,7 @@ def test_a_wrong_flag_is_noticed(capsys):
 
 def test_documented_servers_start_after_the_install_of_the_readme_and_from_any_folder():
     from bert_keras.savedmodels.commands import COMMANDS
-    from bert_keras.savedmodels.op_support import VERSIONS
+    from bert_keras.savedmodels.model_card import VERSIONS
 
     lines = [line for document in DOCUMENTS for line in indented(document)]
     ours = [line for line in lines if line.startswith("bert-keras serve ")]

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from exports import CASES, untrained
+from exports import CASES, meta_graph, untrained
 from runs import write_checkpoint
-from tensorflow.core.protobuf import saved_model_pb2
 
 from bert_keras.savedmodels import reload
 from bert_keras.savedmodels.export import save, servable_of
@@ -60,9 +59,7 @@ def test_the_same_answers(case, frozen, precision, program, tmp_path):
     servable, folder = servable_of(run, frozen=frozen), tmp_path / "served"
     folder.mkdir()
     save(run, servable, folder, name="served", version=1)
-    saved = saved_model_pb2.SavedModel()
-    saved.ParseFromString((folder / "saved_model.pb").read_bytes())
-    signature = saved.meta_graphs[0].signature_def["serving_default"]
+    signature = meta_graph(folder).signature_def["serving_default"]
     given = [f"{info.name.removesuffix(':0')}={TEXTS[case][name]}" for name, info in signature.inputs.items()]
     wanted = [f"{name}={info.name}" for name, info in signature.outputs.items()]
     kernels = Path(importlib.util.find_spec("tensorflow_text").origin).parent / "python" / "ops"

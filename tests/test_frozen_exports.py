@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from exports import CASES, untrained
-from runs import contents, run_command
-from tensorflow.core.protobuf import saved_model_pb2
+from exports import CASES, meta_graph, untrained
+from runs import contents
 
 import bert_keras as bk
 from bert_keras.model.tensorflow_layers import HubLayer
@@ -28,8 +27,7 @@ def exported(tmp_path_factory, sst2) -> Path:
 
 def float_constants(folder: Path) -> list[int]:
     """The sizes of the float constants in a graph, in numbers."""
-    model = saved_model_pb2.SavedModel.FromString((folder / "saved_model.pb").read_bytes())
-    graph = model.meta_graphs[0].graph_def
+    graph = meta_graph(folder).graph_def
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
     tensors = [node.attr["value"].tensor for node in nodes if node.op == "Const"]
     shapes = [[dim.size for dim in tensor.tensor_shape.dim] for tensor in tensors if tensor.dtype == 1]
@@ -130,14 +128,6 @@ def test_weights_that_do_not_fit_into_one_graph_are_refused_first(sst2, tmp_path
     with pytest.raises(ValueError, match=f"{2 * size / 1e6:,.0f} MB.* --freeze") as error:
         export(both, tmp_path / "served", freeze=True)
     assert "\n" not in str(error.value) and not list(tmp_path.iterdir())
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("forked_answers")
-def test_the_command_freezes(sst2, tmp_path, capfd):
-    code, out, err = run_command(capfd, "export", "--run", sst2.run, "--freeze", "--output", tmp_path / "s")
-    assert code == 0 and "gave the same answers" in out, err
-    assert sum(float_constants(tmp_path / "s" / "1")) > 1000
 
 
 @pytest.mark.long

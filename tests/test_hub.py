@@ -15,8 +15,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from exports import meta_graph
 from runs import ROOT, SIZES, VOCABULARY, contents, full_disk, run_command, texts
-from tensorflow.core.protobuf import saved_model_pb2
 
 from bert_keras import checkpoints
 from bert_keras.checkpoints.checkpoint import Checkpoint
@@ -28,6 +28,7 @@ from bert_keras.model.heads import MaskedLMHead
 from bert_keras.model.tensorflow_layers import HubLayer
 from bert_keras.optimization.optimizers import AdamW
 from bert_keras.savedmodels import hub, reload
+from bert_keras.savedmodels.export import foreign_ops, ops_of
 from bert_keras.savedmodels.verify import ask
 from bert_keras.tasks.pretraining.vocabulary import write_vocabulary
 from bert_keras.text.preprocessing import Preprocessor
@@ -101,12 +102,23 @@ def module(pair):
     return tf.saved_model.load(str(pair.preprocess))
 
 
-@pytest.fixture
-def features(pair) -> dict[str, tf.Tensor]:
-    return Preprocessor(WordPiece(VOCABULARY), seq_length=SEQ_LENGTH)(tf.constant(TEXTS))
+def preprocessed(*strings: list[bytes], seq_length: int = SEQ_LENGTH) -> dict[str, tf.Tensor]:
+    """The package's own features."""
+    return Preprocessor(WordPiece(VOCABULARY), seq_length=seq_length)(*map(tf.constant, strings))
 
 
-@pytest.fixture
+def assert_equal_features(found, expected) -> None:
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def features() -> dict[str, tf.Tensor]:
+    return preprocessed(TEXTS)
+
+
+@pytest.fixture(scope="module")
 def expected(pair, features) -> dict:
     """The outputs of the package's own encoder, in a graph as the module's are."""
     return tf.function(pair.model)(features)
@@ -168,9 +180,8 @@ def answers(pair, tmp_path_factory) -> dict:
 
 @pytest.mark.long
 def test_a_fresh_process_has_the_package_s_own_features(answers, features):
-    assert set(answers["features"]) == set(ENCODER_INPUTS)
-    for name, value in features.items():
-        assert answers["features"][name] == value.numpy().tolist()
+    assert set(features) == set(ENCODER_INPUTS)
+    assert_equal_features(answers["features"], features)
 
 
 @pytest.mark.long
@@ -226,15 +237,12 @@ def test_special_tokens(answers):
 @pytest.mark.parametrize("seq_length", [None, 5, 16, 40])
 @pytest.mark.parametrize("segments", [1, 2])
 def test_packing(segments, seq_length, module):
-    tokenizer = WordPiece(VOCABULARY)
-    strings = [tf.constant(TEXTS), tf.constant(TEXTS[::-1])][:segments]
-    expected = Preprocessor(tokenizer, seq_length=seq_length or SEQ_LENGTH)(*strings)
+    strings = [TEXTS, TEXTS[::-1]][:segments]
+    expected = preprocessed(*strings, seq_length=seq_length or SEQ_LENGTH)
     given = {} if seq_length is None else {"seq_length": seq_length}
-    for tokenize in (module.tokenize, tokenizer.tokenize):  # [B, (words), (pieces)] and [B, (T)]
-        packed = module.bert_pack_inputs([tokenize(one) for one in strings], **given)
-        assert set(packed) == set(ENCODER_INPUTS)
-        for name, value in expected.items():
-            np.testing.assert_array_equal(packed[name], value)
+    for tokenize in (module.tokenize, WordPiece(VOCABULARY).tokenize):  # [B, (words), (pieces)] and [B, (T)]
+        packed = module.bert_pack_inputs([tokenize(tf.constant(one)) for one in strings], **given)
+        assert_equal_features(packed, expected)
 
 
 @pytest.mark.long
@@ -267,15 +275,8 @@ def test_a_length_without_room_is_an_error(segments, seq_length, module):
 def test_only_two_kernels_of_tensorflow_text(pair):
     foreign = set()
     for folder in (pair.preprocess, pair.encoder):
-        model = saved_model_pb2.SavedModel.FromString((folder / "saved_model.pb").read_bytes())
-        graph = model.meta_graphs[0].graph_def
-        functions = {function.signature.name for function in graph.library.function}
-        nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-        foreign |= {node.op for node in nodes} - functions - set(dir(tf.raw_ops))
-    assert {name.rpartition(">")[2] for name in foreign} == {
-        "NormalizeUTF8",
-        "FastWordpieceTokenizeWithOffsets",
-    }
+        foreign |= foreign_ops(ops_of(meta_graph(folder).graph_def))
+    assert foreign == {"NormalizeUTF8", "FastWordpieceTokenizeWithOffsets"}
 
 
 @pytest.mark.long
@@ -312,12 +313,8 @@ def test_sentencepiece(tmp_path):
     strings = tf.constant(TEXTS)
     assert loaded.module.tokenize(strings).shape.as_list() == [len(TEXTS), None]
     packed = loaded.module.bert_pack_inputs([loaded.module.tokenize(strings)] * 2, seq_length=16)
-    for found, expected in (
-        (loaded(strings), Preprocessor(tokenizer, seq_length=SEQ_LENGTH)(strings)),
-        (packed, Preprocessor(tokenizer, seq_length=16)(strings, strings)),
-    ):
-        for name, value in expected.items():
-            np.testing.assert_array_equal(found[name], value)
+    assert_equal_features(loaded(strings), Preprocessor(tokenizer, seq_length=SEQ_LENGTH)(strings))
+    assert_equal_features(packed, Preprocessor(tokenizer, seq_length=16)(strings, strings))
     given = {"sentences": [text.decode("latin-1") for text in TEXTS[:10]]}
     features = serve(tf.constant([text.encode() for text in given["sentences"]]))
     assert ask(tmp_path / "module", given) == {
@@ -327,35 +324,28 @@ def test_sentencepiece(tmp_path):
 
 @pytest.mark.long
 def test_bad_input_of_write_pair(pair, tmp_path):
-    def write(checkpoint: Checkpoint, folder: Path = tmp_path / "new" / "pair", **options) -> None:
-        hub.write_pair(checkpoint, folder, log=lambda line: None, **options)
+    def refused(error: type[Exception], message: str, checkpoint=pair.checkpoint, **options) -> None:
+        options = {"directory": tmp_path / "new" / "pair", "seq_length": SEQ_LENGTH} | options
+        with pytest.raises(error, match=message):
+            hub.write_pair(checkpoint, log=lambda line: None, **options)
 
-    with pytest.raises(FileExistsError, match="preprocess already exists; give another folder"):
-        write(pair.checkpoint, pair.folder, seq_length=SEQ_LENGTH)
-    with pytest.raises(
-        ValueError, match="seq_length is 49 and the encoder has 48 positions; give at most 48"
-    ):
-        write(pair.checkpoint, seq_length=49)
-    with pytest.raises(ValueError, match="has no vocabulary"):
-        write(dataclasses.replace(pair.checkpoint, vocabulary=Vocabulary()), seq_length=SEQ_LENGTH)
+    refused(FileExistsError, "preprocess already exists; give another folder", directory=pair.folder)
+    refused(ValueError, "seq_length is 49 and the encoder has 48 positions; give at most 48", seq_length=49)
+    refused(ValueError, "has no vocabulary", dataclasses.replace(pair.checkpoint, vocabulary=Vocabulary()))
     without = {name: one for name, one in pair.checkpoint.tensors.items() if not name.startswith("pooler/")}
-    with pytest.raises(ValueError, match=r"has no pooler/.*fresh=\('pooler',\) initializes it randomly"):
-        write(dataclasses.replace(pair.checkpoint, tensors=without), seq_length=SEQ_LENGTH)
-    with (
-        full_disk(10_000),
-        pytest.raises(ValueError, match="cannot export to .*pair: .*; give a writable folder"),
-    ):
-        write(pair.checkpoint, seq_length=SEQ_LENGTH)
+    without = dataclasses.replace(pair.checkpoint, tensors=without)
+    refused(ValueError, r"has no pooler/.*fresh=\('pooler',\) initializes it randomly", without)
+    with full_disk(10_000):
+        refused(ValueError, "cannot export to .*pair: .*; give a writable folder")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.long
 def test_command(pair, tmp_path, capfd):
     assert sorted(path.name for path in pair.folder.iterdir()) == ["encoder", "preprocess"]
-    assert pair.printed.splitlines()[0].startswith("loaded: 28 tensors")
-    assert pair.printed.splitlines()[-1].endswith(
-        "a fresh process without this package gave the same answers"
-    )
+    first, *_, last = pair.printed.splitlines()
+    assert first.startswith("loaded: 28 tensors")
+    assert last.endswith("a fresh process without this package gave the same answers")
     before = contents(pair.folder)
     checkpoints.write(pair.checkpoint, tmp_path / "checkpoint", format="hugging-face")
     flags = ("--checkpoint", tmp_path / "checkpoint", "--output", pair.folder, "--seq-length", 16)
@@ -402,19 +392,13 @@ def test_keras_trains_the_module_s_own_variables(pair):
     assert len(encode.trainable_weights) == len(pair.model.trainable_weights)
     assert len(model.trainable_weights) == len(pair.model.trainable_weights) + 2
     assert sum(np.prod(one.shape) for one in encode.trainable_weights) == pair.model.count_params()
-    assert all(
-        one.value is other
-        for one, other in zip(encode.trainable_weights, encode.module.trainable_variables, strict=True)
-    )
-    before = [one.numpy() for one in encode.module.trainable_variables]
+    variables = encode.module.trainable_variables
+    assert all(one.value is other for one, other in zip(encode.trainable_weights, variables, strict=True))
+    before = [one.numpy() for one in variables]
     sentences, labels = examples()
     losses = model.fit(sentences, labels, epochs=8, batch_size=16, verbose=0).history["loss"]
     assert losses[-1] < 0.8 * losses[0]
-    moved = [
-        not np.array_equal(one, other)
-        for one, other in zip(before, encode.module.trainable_variables, strict=True)
-    ]
-    assert all(moved)
+    assert not any(np.array_equal(one, other) for one, other in zip(before, variables, strict=True))
     # The module itself answers as the layer does.
     given = HubLayer(pair.preprocess)(sentences)
     np.testing.assert_array_equal(encode(given), encode.module(given)["pooled_output"])
@@ -426,9 +410,7 @@ def test_variables_keep_their_paths(pair):
     paths = [one.path for one in layer.trainable_weights]
     assert paths == [f"text/{one.path}" for one in pair.model.trainable_weights]
     optimizer = AdamW(1e-3, weight_decay=0.01)
-    decayed = {
-        path for path, one in zip(paths, layer.trainable_weights, strict=True) if optimizer.is_decayed(one)
-    }
+    decayed = {one.path for one in layer.trainable_weights if optimizer.is_decayed(one)}
     assert decayed == {path for path in paths if path.endswith(("kernel", "_embeddings"))}
 
 
@@ -482,10 +464,8 @@ def test_outputs_by_key(pair, features):
 def test_endpoints(pair, features, expected):
     served = HubLayer(pair.encoder, endpoint="serving_default")(features)
     np.testing.assert_allclose(served["default"], expected["pooled_output"], rtol=0, atol=ROUNDING)
-    assert (
-        HubLayer(pair.preprocess, endpoint="serving_default")(tf.constant(["a"]))[INPUT_WORD_IDS].shape[1]
-        == 24
-    )
+    ids = HubLayer(pair.preprocess, endpoint="serving_default")(tf.constant(["a"]))[INPUT_WORD_IDS]
+    assert ids.shape == (1, SEQ_LENGTH)
     masked = HubLayer(pair.encoder, endpoint="mlm", outputs="mlm_logits")
     assert len(masked.trainable_weights) == len(pair.model.trainable_weights) + len(pair.head.weights)
     asked = features | {MASKED_LM_POSITIONS: tf.zeros([len(TEXTS), 3], tf.int32)}
@@ -504,19 +484,15 @@ def test_two_segments_in_one_model(pair):
     assert (tokenize(first).ragged, tokenize(first).shape) == (True, (None, None, None))
     pack = HubLayer(pair.preprocess, endpoint="bert_pack_inputs", arguments={"seq_length": 16})
     model = keras.Model([first, second], pack([tokenize(first), tokenize(second)]))
-    strings = [tf.constant(TEXTS), tf.constant(TEXTS[::-1])]
-    expected = Preprocessor(WordPiece(VOCABULARY), seq_length=16)(*strings)
-    for name, value in model(strings).items():
-        np.testing.assert_array_equal(value, expected[name])
+    strings = [TEXTS, TEXTS[::-1]]
+    assert_equal_features(model([*map(tf.constant, strings)]), preprocessed(*strings, seq_length=16))
 
 
 @pytest.mark.long
-def test_a_preprocessor_in_a_dataset(pair):
+def test_a_preprocessor_in_a_dataset(pair, features):
     preprocess = HubLayer(pair.preprocess)
-    rows = tf.data.Dataset.from_tensor_slices(TEXTS).batch(4).map(preprocess).unbatch()
-    expected = Preprocessor(WordPiece(VOCABULARY), seq_length=SEQ_LENGTH)(tf.constant(TEXTS))
-    for name, value in expected.items():
-        np.testing.assert_array_equal(np.stack([row[name] for row in rows]), value)
+    rows = [*tf.data.Dataset.from_tensor_slices(TEXTS).batch(4).map(preprocess).unbatch()]
+    assert_equal_features({name: np.stack([row[name] for row in rows]) for name in rows[0]}, features)
     assert preprocess.compute_output_spec(keras.Input((), dtype="string"))[INPUT_WORD_IDS].shape == (None, 24)
 
 
@@ -528,9 +504,7 @@ def test_a_model_that_holds_modules_is_saved_and_loaded(pair, tmp_path):
     model.fit(sentences, labels, verbose=0)
     expected, file = model.predict(sentences, verbose=0), tmp_path / "model.keras"
     model.save(file)
-    with pytest.raises(
-        ValueError, match="which can run any code; if you trust both, load it with safe_mode=False"
-    ):
+    with pytest.raises(ValueError, match="can run any code; if you trust both, load it with safe_mode=False"):
         keras.models.load_model(file)
     again = keras.models.load_model(file, safe_mode=False)
     np.testing.assert_array_equal(again.predict(sentences, verbose=0), expected)
@@ -630,9 +604,8 @@ def test_hub_keras_layer_trains_it(pair):
     assert np.abs(encode(given)["pooled_output"] - still).max() > 1e-3
 
     tokenize = tensorflow_hub.KerasLayer(preprocess.resolved_object.tokenize)
-    pack = tensorflow_hub.KerasLayer(
-        preprocess.resolved_object.bert_pack_inputs, arguments={"seq_length": 16}
-    )
+    pack = preprocess.resolved_object.bert_pack_inputs
+    pack = tensorflow_hub.KerasLayer(pack, arguments={"seq_length": 16})
     assert pack([tokenize(text), tokenize(text)])[INPUT_WORD_IDS].shape == (None, 16)
 
 

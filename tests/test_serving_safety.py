@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from exports import CASES, DOCUMENT, section, untrained, written
+from exports import CASES, DOCUMENT, meta_graph, section, untrained, written
 from runs import ROOT, texts, write_checkpoint
-from tensorflow.core.protobuf import saved_model_pb2
 
-from bert_keras.savedmodels import op_support, reload
-from bert_keras.savedmodels.export import save, servable_of
+from bert_keras.savedmodels import reload
+from bert_keras.savedmodels.export import check_ops, foreign_ops, ops_of, sample_inputs, save, servable_of
 from bert_keras.tasks.batches import predict
 from bert_keras.tasks.task import model_inputs
 
@@ -25,19 +24,8 @@ TEXTS = [*texts(6, seed=1), "", "Naïve ﬁlm: 真好 \N{GRINNING FACE}", "[SEP]
 FEATURES = slice(0, 3)  # the texts that are asked as features too
 
 
-def raw_of(task) -> dict[str, list]:
-    """The texts under each of the task's names, in another order for each."""
-    made = {}
-    for i, (name, spec) in enumerate(task.signature().items()):
-        rows = TEXTS[i:] + TEXTS[:i]
-        made[name] = rows if len(spec.shape) == 1 else [rows[j:] + rows[:j] for j in range(spec.shape[1])]
-        if len(spec.shape) > 1:
-            made[name] = [list(column) for column in zip(*made[name], strict=True)]
-    return made
-
-
 def plain(outputs) -> dict:
-    return {name: reload._plain(np.asarray(value).tolist()) for name, value in outputs.items()}
+    return {name: reload.plain(np.asarray(value).tolist()) for name, value in outputs.items()}
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +36,11 @@ def asked(tmp_path_factory) -> dict[str, dict]:
     requests, expected = {}, {}
     for case, task in CASES.items():
         run = untrained(task, checkpoint)
-        servable, raw, place = servable_of(run), raw_of(task), folder / "written" / case
+        servable, raw, place = (
+            servable_of(run),
+            sample_inputs(task.signature(), TEXTS),
+            folder / "written" / case,
+        )
         place.mkdir(parents=True)
         save(run, servable, place, name="model", version=1)
         few = {name: tf.constant(values[FEATURES]) for name, values in raw.items()}
@@ -127,7 +119,7 @@ def test_spans_are_bytes_of_the_text(asked):
         ("Named entities", "entity_text", "entity_start_byte", "entity_end_byte", "text"),
         ("Word features", "word_text", "word_start_byte", "word_end_byte", "text"),
     ):
-        answers, raw = asked[title]["answers"], raw_of(CASES[title])
+        answers, raw = asked[title]["answers"], sample_inputs(CASES[title].signature(), TEXTS)
         for text, cut, first, last in zip(
             raw[source], *(answers[name] for name in (texts_of, start, end)), strict=True
         ):
@@ -178,11 +170,9 @@ def test_wrong_requests_are_refused(case):
 
 
 def test_ops_of_every_server_since_2_10(case):
-    saved = saved_model_pb2.SavedModel()
-    saved.ParseFromString((case["wanted"]["folder"] / "saved_model.pb").read_bytes())
-    ops = op_support.ops_of(saved.meta_graphs[0].graph_def)
-    assert op_support.foreign_ops(ops) == {"NormalizeUTF8", "FastWordpieceTokenizeWithOffsets"}
-    op_support.check(ops, "tfserving-2.10")
+    ops = ops_of(meta_graph(case["wanted"]["folder"]).graph_def)
+    assert foreign_ops(ops) == {"NormalizeUTF8", "FastWordpieceTokenizeWithOffsets"}
+    check_ops(ops, "tfserving-2.10")
 
 
 def test_it_can_be_trained_on(case):

@@ -13,12 +13,12 @@ Source: TensorFlow Serving, RESTful API and tensorflow_serving/apis.
 import concurrent.futures
 import threading
 from collections.abc import Collection
-from types import TracebackType
 from typing import Any, Self
 
 from bert_keras.errors import MissingPackageError
-from bert_keras.savedmodels.server.http import Http
-from bert_keras.savedmodels.server.served import HOST, Limits, Served
+from bert_keras.savedmodels.server.rest import Http
+from bert_keras.savedmodels.server.served import Served
+from bert_keras.tasks.options import ServerOptions
 
 WORKERS = 8  # requests decoded or encoded at the same time; the model runs one batch at a time
 
@@ -26,43 +26,39 @@ WORKERS = 8  # requests decoded or encoded at the same time; the model runs one 
 class Server:
     """A context manager that runs the REST and the gRPC server, each on its own thread.
 
-    port, grpc_port: ports for REST and gRPC; 0 picks a free port, a grpc_port of None turns gRPC off
-    limits: the limits of every request
+    options: the ports, and the limits of every request
     hosts: names that a Host header may have besides localhost, 127.0.0.1 and [::1]
 
     Raises OSError if a port is in use, MissingPackageError for gRPC without the `serving` extra.
     """
 
-    def __init__(
-        self,
-        served: Served,
-        *,
-        port: int = 8501,
-        grpc_port: int | None = 8500,
-        limits: Limits | None = None,
-        hosts: Collection[str] = (),
-    ) -> None:
-        limits = limits or Limits()
+    def __init__(self, served: Served, options: ServerOptions, *, hosts: Collection[str] = ()) -> None:
         self._ended = threading.Event()
         self._work = concurrent.futures.ThreadPoolExecutor(WORKERS, thread_name_prefix="request")
-        self._http = Http(served, port, limits=limits, hosts=hosts, work=self._work)
+        self._http = Http(served, options, hosts=hosts, work=self._work)
         self.port = self._http.port
         self._grpc: Any = None
         self.grpc_port: int | None = None
-        if grpc_port is not None:
-            try:
-                self._grpc, self.grpc_port = _grpc(served, grpc_port, limits, self._work)
-            except (OSError, ImportError):
-                self._http.close()
-                raise
+        if options.no_grpc:
+            return
+        try:
+            from bert_keras.savedmodels.server.grpc import serve
+
+            self._grpc, self.grpc_port = serve(served, options, work=self._work)
+        except ImportError as error:
+            self._http.close()
+            raise MissingPackageError(
+                "gRPC needs TensorFlow Serving's API; pip install 'bert-keras[serving]', or serve REST alone with --no-grpc."
+            ) from error
+        except OSError:
+            self._http.close()
+            raise
 
     def __enter__(self) -> Self:
         self._http.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended.set()
         self._http.close()
         if self._grpc is not None:
@@ -72,14 +68,3 @@ class Server:
     def wait(self) -> None:
         """Blocks until a signal interrupts it or the server ends."""
         self._ended.wait()
-
-
-def _grpc(served: Served, port: int, limits: Limits, work: concurrent.futures.Executor) -> tuple[Any, int]:
-    """A listening gRPC server, and its port."""
-    try:
-        from bert_keras.savedmodels.server.grpc import serve
-    except ImportError as error:
-        raise MissingPackageError(
-            "gRPC needs TensorFlow Serving's API; pip install 'bert-keras[serving]', or serve REST alone with --no-grpc."
-        ) from error
-    return serve(served, f"{HOST}:{port}", limits=limits, work=work)

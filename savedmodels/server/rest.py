@@ -1,50 +1,253 @@
-"""REST's JSON: turns the body of a :predict request into the body of its response; a model's metadata.
+"""REST: JSON over HTTP on this machine. aiohttp reads the requests.
 
-In: bytes. Out: an object for `json.dumps`. Strings are UTF-8, other bytes are {"b64": ...}.
+In: a `Served` and a port. Out: JSON, for errors too. Strings are UTF-8, other bytes are {"b64": ...}.
 """
 
+import asyncio
 import base64
 import binascii
+import concurrent.futures
 import json
-from collections.abc import Iterable
+import logging
+import re
+import socket
+import threading
+import urllib.parse
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from aiohttp import web
 from google.protobuf import json_format
 
 from bert_keras.errors import BertKerasError
+from bert_keras.savedmodels.reload import plain
 from bert_keras.savedmodels.server.served import (
     DEFAULT_SIGNATURE,
+    HOST,
     MAX_ELEMENTS,
     Call,
-    Limits,
     RequestError,
     Served,
 )
+from bert_keras.tasks.options import ServerOptions
 
+# -----------------------------------------------------------------------------------------------------------
+# HTTP: addresses, methods, and the check of the sender
+
+HTTP_OF = {
+    "INVALID_ARGUMENT": 400,
+    "PERMISSION_DENIED": 403,
+    "NOT_FOUND": 404,
+    "RESOURCE_EXHAUSTED": 413,
+    "CANCELLED": 499,
+    "UNIMPLEMENTED": 501,
+    "DEADLINE_EXCEEDED": 504,
+}
+HOSTS = ("localhost", "127.0.0.1", "[::1]")
+BACKLOG = 128  # the most connections that wait to be accepted
+LINGER = 2.0  # seconds to read the rest of a refused body, so that its client sees the response
+GRACE = 0.2  # seconds for running requests when the server stops
 MAX_DEPTH = 32  # levels of nested lists and objects, more than any tensor has
 MAX_LISTS = 100_000  # lists and objects in a body
+TOO_DEEP = f"the body is nested too deep; send at most {MAX_DEPTH} levels of lists and objects."
+_PATH = re.compile(
+    r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?"
+    r"(?P<verb>:predict|:classify|:regress|/metadata)?"
+)
+_SENDER = re.compile(r"(?:https?://)?(?P<host>\[[^\]]*\]|[^:/@\[\]]+)(?::[0-9]*)?")
+
+# aiohttp logs a traceback for every malformed request, which could fill a disk.
+_quiet = logging.Logger("http")
+_quiet.addHandler(logging.NullHandler())
+
+
+class Http:
+    """A listening socket; from `start` to `close`, a thread answers its requests.
+
+    work: runs the model, which would block other requests
+
+    Raises OSError if the port is in use.
+    """
+
+    def __init__(
+        self,
+        served: Served,
+        options: ServerOptions,
+        *,
+        hosts: Collection[str],
+        work: concurrent.futures.Executor,
+    ) -> None:
+        self._served, self._options, self._work = served, options, work
+        self._hosts = {host.lower() for host in (*HOSTS, *hosts)}
+        try:
+            self._socket = socket.create_server((HOST, options.port), backlog=BACKLOG)
+        except OSError as error:
+            raise OSError(
+                f"REST cannot listen on port {options.port} ({error.strerror}); give another --port."
+            ) from error
+        self.port: int = self._socket.getsockname()[1]
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._runner: web.AppRunner | None = None
+
+    def start(self) -> None:
+        """Starts to answer requests."""
+        self._thread.start()
+        self._await(self._listen())
+
+    def close(self) -> None:
+        """Stops the running requests and the thread."""
+        if self._runner is not None:
+            self._await(self._runner.cleanup())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+        self._loop.close()
+        self._socket.close()
+
+    def _await(self, work: Any) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _listen(self) -> None:
+        app = web.Application(client_max_size=self._options.max_message)
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(
+            app,
+            handler_cancellation=True,  # when the client disconnects
+            shutdown_timeout=GRACE,
+            lingering_time=LINGER,
+            keepalive_timeout=self._options.max_seconds,
+            access_log=None,
+            logger=_quiet,
+        )
+        await self._runner.setup()
+        await web.SockSite(self._runner, self._socket, backlog=BACKLOG).start()
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        if request.method not in ("GET", "POST"):
+            return _json(405, f"{request.method} is not supported; use GET or POST.", Allow="GET, POST")
+        call = Call(self._options)
+        sent: web.Response | None = None
+        try:
+            async with asyncio.timeout(self._options.max_seconds):
+                self._check_sender(request)
+                make = self._describe if request.method == "GET" else self._predict
+                sent = web.Response(text=await make(request, call), content_type="application/json")
+                await sent.prepare(request)
+                # Within the time limit: a client that does not read would hold the memory.
+                await sent.write_eof()
+            return sent
+        except RequestError as error:
+            return _json(HTTP_OF.get(error.code, 500), str(error))
+        except TimeoutError:
+            if sent is not None:
+                if request.transport is not None:
+                    request.transport.abort()
+                return sent
+            return _json(504, f"no answer within {self._options.max_seconds:g} seconds.")
+        except web.RequestPayloadError as error:
+            return _json(400, f"the body is damaged ({error}).")
+        except Exception as error:  # a request must not end the connection of the next request
+            if sent is not None:
+                raise
+            return _json(500, f"{type(error).__name__}: {error}")
+        finally:
+            call.stop()
+
+    def _check_sender(self, request: web.Request) -> None:
+        """Raises RequestError for a Host or Origin outside the allowed names: a web page may reach the server by another name.
+
+        Browsers send an Origin with every POST from a page, and a preflight request before JSON to another origin.
+        """
+        for header in ("Host", "Origin"):
+            if (value := request.headers.get(header)) is None and header == "Origin":
+                continue
+            sender = _SENDER.fullmatch(value or "")
+            if sender is None or sender["host"].lower() not in self._hosts:
+                raise RequestError(
+                    f"{header} is {value}; allowed: {', '.join(sorted(self._hosts))}; --allow-host adds a name.",
+                    "PERMISSION_DENIED",
+                )
+        from_page = "Origin" in request.headers and request.method == "POST"
+        if from_page and request.content_type != "application/json":
+            raise RequestError(
+                f"Content-Type is {request.content_type}; a page must send application/json.",
+                "PERMISSION_DENIED",
+            )
+
+    def _verb(self, request: web.Request) -> str | None:
+        path = request.raw_path.partition("?")[0]
+        match = _PATH.fullmatch(path)
+        if match is None:
+            raise RequestError(f"there is no address {path[:80]}; see {self._served.address}.", "NOT_FOUND")
+        version, label = match["version"], match["label"]
+        if version is not None and (len(version) > 19 or int(version) >= 2**63):
+            raise RequestError(f"Failed to convert version: {version[:20]} to numeric.")
+        self._served.check(
+            urllib.parse.unquote(match["name"]),
+            None if version is None else int(version),
+            None if label is None else urllib.parse.unquote(label),
+        )
+        return match["verb"]
+
+    async def _describe(self, request: web.Request, call: Call) -> str:
+        verb = self._verb(request)
+        if verb is not None and verb != "/metadata":
+            raise RequestError(f"{verb} needs a POST.")
+        return json.dumps(metadata_of(self._served) if verb else self._served.status())
+
+    async def _predict(self, request: web.Request, call: Call) -> str:
+        verb = self._verb(request)
+        if verb in (":classify", ":regress"):
+            raise RequestError(
+                f"{verb} is not supported; use {self._served.address}:predict.", "UNIMPLEMENTED"
+            )
+        if verb != ":predict":
+            raise RequestError(f"send a POST to {self._served.address}:predict.")
+        most = self._options.max_message
+        too_long = RequestError(f"the body is too long; send at most {most:,} bytes.", "RESOURCE_EXHAUSTED")
+        if (request.content_length or 0) > most:
+            raise too_long
+        try:
+            body = await request.read()
+        except web.HTTPRequestEntityTooLarge as error:
+            raise too_long from error
+        return await asyncio.get_running_loop().run_in_executor(self._work, self._answer, body, call)
+
+    def _answer(self, body: bytes, call: Call) -> str:
+        content = answer(self._served, body, call)
+        call.check()
+        return json.dumps(content)
+
+
+def _json(status: int, error: str, **headers: str) -> web.Response:
+    """An error in TensorFlow Serving's form."""
+    return web.json_response({"error": error}, status=status, headers=headers)
+
+
+# -----------------------------------------------------------------------------------------------------------
+# JSON: the body of a :predict request -> the body of its response; a model's metadata
 
 
 def answer(served: Served, body: bytes, call: Call) -> dict[str, Any]:
     """The JSON of a :predict request -> the JSON of its response. Raises RequestError."""
-    most = MAX_LISTS + call.limits.text_bytes  # texts may have brackets too
+    most = MAX_LISTS + call.options.max_text  # texts may have brackets too
     if body.count(b"[") + body.count(b"{") > most:  # parsing them in Python would take seconds
-        raise RequestError("INVALID_ARGUMENT", f"the body has over {most:,} brackets; send fewer lists.")
+        raise RequestError(f"the body has over {most:,} brackets; send fewer lists.")
     request = _read(body)
     forms = [form for form in ("instances", "inputs") if isinstance(request, dict) and form in request]
     if len(forms) != 1:
-        raise RequestError("INVALID_ARGUMENT", "the body must be an object with either instances or inputs.")
-    (form,) = forms
-    _check_sizes(form, request[form], call.limits)
+        raise RequestError("the body must be an object with either instances or inputs.")
+    form = forms[0]
+    _check_sizes(form, request[form], call)
     signature = request.get("signature_name", "")
     if not isinstance(signature, str):
-        raise RequestError("INVALID_ARGUMENT", f"signature_name is {signature!r}; expected a string.")
+        raise RequestError(f"signature_name is {signature!r}; expected a string.")
     signature = signature or DEFAULT_SIGNATURE
     specs = served.inputs_of(signature)
-    columns = _COLUMNS[form](request[form], tuple(specs))
-    served.check_names(signature, columns)
+    columns = (_rows if form == "instances" else _columns)(request[form], tuple(specs))
+    served.checked_inputs(signature, columns)
     inputs = {column: _tensor(column, value, specs[column]) for column, value in columns.items()}
     outputs = served.predict(signature, inputs, call)
     lists = {}
@@ -55,9 +258,7 @@ def answer(served: Served, body: bytes, call: Call) -> dict[str, Any]:
         return {"outputs": lists if len(lists) > 1 else next(iter(lists.values()))}
     rows = {array.shape[:1] for array in outputs.values()}
     if len(rows) != 1 or () in rows:
-        raise RequestError(
-            "INVALID_ARGUMENT", "the outputs have no common batch dimension; send inputs, not instances."
-        )
+        raise RequestError("the outputs have no common batch dimension; send inputs, not instances.")
     if len(lists) == 1:
         return {"predictions": next(iter(lists.values()))}
     return {"predictions": [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]}
@@ -68,45 +269,36 @@ def _read(body: bytes) -> Any:
     try:
         return json.loads(body)
     except ValueError as error:  # includes UnicodeDecodeError
-        raise RequestError("INVALID_ARGUMENT", f"the body is not JSON ({error}).") from error
+        raise RequestError(f"the body is not JSON ({error}).") from error
     except RecursionError as error:
-        raise _too_deep() from error
+        raise RequestError(TOO_DEEP) from error
 
 
-def _too_deep() -> RequestError:
-    return RequestError(
-        "INVALID_ARGUMENT",
-        f"the body is nested too deep; send at most {MAX_DEPTH} levels of lists and objects.",
-    )
-
-
-def _check_sizes(form: str, values: Any, limits: Limits) -> None:
+def _check_sizes(form: str, values: Any, call: Call) -> None:
     """Raises RequestError for too many rows or elements, or nesting deeper than MAX_DEPTH, before any tensor is made."""
     columns = values if form == "inputs" and isinstance(values, dict) else {form: values}
     for name, column in columns.items():
         if isinstance(column, list):
-            limits.check_rows(name, len(column))
+            call.check_rows(name, len(column))
     level, elements = [values], 0
     for _ in range(MAX_DEPTH):
         level = [one for one in level if isinstance(one, list | dict)]
         elements += sum(map(len, level))
         if elements > MAX_ELEMENTS:
-            raise RequestError(
-                "INVALID_ARGUMENT", f"the body has over {MAX_ELEMENTS:,} values; send fewer at a time."
-            )
+            raise RequestError(f"the body has over {MAX_ELEMENTS:,} values; send fewer at a time.")
         level = [item for one in level for item in (one.values() if isinstance(one, dict) else one)]
     if level:
-        raise _too_deep()
+        raise RequestError(TOO_DEEP)
 
 
 def _rows(rows: Any, names: tuple[str, ...]) -> dict[str, Any]:
     """The row format: a list of objects, or of values of the only input."""
     if not isinstance(rows, list) or not rows:
-        raise RequestError("INVALID_ARGUMENT", "instances must be a list with at least one instance.")
+        raise RequestError("instances must be a list with at least one instance.")
     if len(names) == 1 and not all(isinstance(row, dict) and set(row) == set(names) for row in rows):
         return {names[0]: rows}
     if any(not isinstance(row, dict) or set(row) != set(rows[0]) for row in rows):
-        raise RequestError("INVALID_ARGUMENT", f"each instance must be an object with {', '.join(names)}.")
+        raise RequestError(f"each instance must be an object with {', '.join(names)}.")
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
@@ -115,11 +307,8 @@ def _columns(columns: Any, names: tuple[str, ...]) -> dict[str, Any]:
     if isinstance(columns, dict) and set(columns) != {"b64"}:
         return columns
     if len(names) != 1:
-        raise RequestError("INVALID_ARGUMENT", f"inputs must be an object with {', '.join(names)}.")
+        raise RequestError(f"inputs must be an object with {', '.join(names)}.")
     return {names[0]: columns}
-
-
-_COLUMNS = {"instances": _rows, "inputs": _columns}
 
 
 def _tensor(name: str, value: Any, spec: tf.TensorSpec) -> tf.Tensor:
@@ -133,7 +322,7 @@ def _tensor(name: str, value: Any, spec: tf.TensorSpec) -> tf.Tensor:
     except (TypeError, ValueError) as error:
         reason = str(error).split("\n")[0]
         raise RequestError(
-            "INVALID_ARGUMENT", f"{name} is not a tensor of {spec.dtype.name} {list(spec.shape)} ({reason})."
+            f"{name} is not a tensor of {spec.dtype.name} {list(spec.shape)} ({reason})."
         ) from error
 
 
@@ -162,15 +351,8 @@ def _bytes(value: Any) -> Any:
 
 def _jsonable(name: str, array: np.ndarray) -> Any:
     """An array as JSON: strings as UTF-8, or base64 if the output's name ends in _bytes."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, list):
-            return [plain(item) for item in value]
-        if not isinstance(value, bytes):
-            return value
-        coded = name.endswith("_bytes")
-        return {"b64": base64.b64encode(value).decode()} if coded else value.decode("utf-8", "replace")
-
+    if name.endswith("_bytes"):
+        return plain(array.tolist(), lambda value: {"b64": base64.b64encode(value).decode()})
     return plain(array.tolist())
 
 

@@ -13,7 +13,7 @@ import re
 import textwrap
 import threading
 import urllib.parse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,12 @@ import tensorflow as tf
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 from tensorflow.python.eager import cancellation  # private to TensorFlow; tests/test_server_limits.py pins it
 
-from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.errors import MissingFileError
 from bert_keras.io.formats import check_saved_model
 from bert_keras.io.paths import did_you_mean, for_tensorflow, to_path
 from bert_keras.savedmodels.reload import load_kernels
 from bert_keras.savedmodels.verify import EXAMPLE, EXTRA
-from bert_keras.tasks.options import MESSAGE_EXTRA, MESSAGE_PER_TEXT, ServerOptions
+from bert_keras.tasks.options import ServerOptions
 
 HOST = "127.0.0.1"
 DEFAULT_SIGNATURE = "serving_default"
@@ -49,59 +49,33 @@ _one_at_a_time = threading.Lock()  # held to run a model: TensorFlow has one can
 class RequestError(Exception):
     """A request that cannot be answered. code: a name in grpc.StatusCode."""
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, message: str, code: str = "INVALID_ARGUMENT") -> None:
         super().__init__(message if len(message) <= MAX_REASON else f"{message[:MAX_REASON]} ...")
         self.code = code
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits:
-    """The limits of one request. Raises BertKerasError unless all are above 0.
-
-    rows: number of examples
-    text_bytes: bytes of all strings together
-    seconds: time from the first byte of the request to the response
-    """
-
-    rows: int = ServerOptions.max_rows
-    text_bytes: int = ServerOptions.max_text
-    seconds: float = ServerOptions.max_seconds
-
-    def __post_init__(self) -> None:
-        for name, value in dataclasses.asdict(self).items():
-            if not value > 0:
-                raise BertKerasError(f"the limit of {name} is {value}; give a number above 0.")
-
-    @property
-    def message_bytes(self) -> int:
-        """The longest HTTP body or gRPC message."""
-        return MESSAGE_PER_TEXT * self.text_bytes + MESSAGE_EXTRA
-
-    def check_rows(self, name: str, rows: int) -> None:
-        """Raises RequestError if an input has too many rows."""
-        if rows > self.rows:
-            raise RequestError(
-                "INVALID_ARGUMENT", f"{name} has {rows:,} rows; a request may have at most {self.rows:,}."
-            )
-
-    def check_text(self, size: int) -> None:
-        """Raises RequestError if a request has too many bytes of text."""
-        if size > self.text_bytes:
-            raise RequestError(
-                "INVALID_ARGUMENT",
-                f"the texts have {size:,} bytes; a request may have at most {self.text_bytes:,}.",
-            )
 
 
 class Call:
     """One request: its limits, and a `stop` that any thread may call."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self._stopped = (
-            threading.Event()
-        )  # the manager cannot tell, because TensorFlow also cancels it when an op fails
+    def __init__(self, options: ServerOptions) -> None:
+        self.options = options
+        # The manager cannot tell who stopped it, because TensorFlow also cancels it when an op fails.
+        self._stopped = threading.Event()
         self._manager = cancellation.CancellationManager()
+
+    def check_rows(self, name: str, rows: int) -> None:
+        """Raises RequestError if an input has too many rows."""
+        if rows > self.options.max_rows:
+            raise RequestError(
+                f"{name} has {rows:,} rows; a request may have at most {self.options.max_rows:,}."
+            )
+
+    def check_text(self, size: int) -> None:
+        """Raises RequestError if a request has too many bytes of text."""
+        if size > self.options.max_text:
+            raise RequestError(
+                f"the texts have {size:,} bytes; a request may have at most {self.options.max_text:,}."
+            )
 
     def stop(self) -> None:
         """Stops the work: loops in the graph stop at the next step, other work before the next rows."""
@@ -112,7 +86,7 @@ class Call:
         """Raises RequestError after `stop`."""
         if self._stopped.is_set():
             raise RequestError(
-                "CANCELLED", "the request was stopped: its client disconnected, or its time ran out."
+                "the request was stopped: its client disconnected, or its time ran out.", "CANCELLED"
             )
 
     def running(self) -> contextlib.AbstractContextManager[None]:
@@ -146,65 +120,62 @@ class Served:
         if name != self.name or version not in (None, self.version):
             wanted = name if version is None else f"{name} version {version}"
             raise RequestError(
-                "NOT_FOUND",
                 f"there is no model {wanted}; this server has {self.name} version {self.version}.",
+                "NOT_FOUND",
             )
         if label is not None:
             raise RequestError(
-                "INVALID_ARGUMENT",
-                f"Unrecognized servable version label: {label}; this server has no labels, give version {self.version}.",
+                f"Unrecognized servable version label: {label}; this server has no labels, give version {self.version}."
             )
 
     def inputs_of(self, signature: str) -> dict[str, tf.TensorSpec]:
         """The inputs of a signature. Raises RequestError for an unknown signature."""
         if signature not in self.signatures:
             raise RequestError(
-                "INVALID_ARGUMENT",
-                f"there is no signature {signature!r}; the signatures are {', '.join(self.signatures)}.",
+                f"there is no signature {signature!r}; the signatures are {', '.join(self.signatures)}."
             )
         return dict(self.signatures[signature].structured_input_signature[1])  # type: ignore[attr-defined]
 
-    def check_names(self, signature: str, names: Iterable[str]) -> None:
-        """Raises RequestError unless `names` are the inputs of the signature."""
+    def checked_inputs(self, signature: str, names: Iterable[str]) -> dict[str, tf.TensorSpec]:
+        """The inputs of a signature. Raises RequestError unless `names` are these inputs."""
         given, wanted = set(names), self.inputs_of(signature)
         if given != set(wanted):
             raise RequestError(
-                "INVALID_ARGUMENT",
-                f"{signature} takes {', '.join(wanted)}; the request has {', '.join(sorted(given)) or 'none'}.",
+                f"{signature} takes {', '.join(wanted)}; the request has {', '.join(sorted(given)) or 'none'}."
             )
+        return wanted
 
     def predict(self, signature: str, inputs: Mapping[str, tf.Tensor], call: Call) -> dict[str, np.ndarray]:
         """Answers by name, strings as bytes in object arrays.
 
         Raises RequestError for names, dtypes and shapes that the signature does not accept, above a limit, and when stopped.
         """
-        self.check_names(signature, inputs)
-        for name, spec in self.inputs_of(signature).items():
+        for name, spec in self.checked_inputs(signature, inputs).items():
             given = inputs[name]
             if given.dtype != spec.dtype or not spec.shape.is_compatible_with(given.shape):
                 raise RequestError(
-                    "INVALID_ARGUMENT",
-                    f"{name} is {given.dtype.name} {list(given.shape)}; expected {spec.dtype.name} {list(spec.shape)}.",
+                    f"{name} is {given.dtype.name} {list(given.shape)}; expected {spec.dtype.name} {list(spec.shape)}."
                 )
-            call.limits.check_rows(name, given.shape[0] if given.shape.rank else 1)
+            call.check_rows(name, given.shape[0] if given.shape.rank else 1)
         texts = [tensor for tensor in inputs.values() if tensor.dtype == tf.string]
-        call.limits.check_text(
-            sum(int(tf.reduce_sum(tf.cast(tf.strings.length(text), tf.int64))) for text in texts)
-        )
+        call.check_text(sum(int(tf.reduce_sum(tf.cast(tf.strings.length(text), tf.int64))) for text in texts))
         counts = {tensor.shape[0] if tensor.shape.rank else None for tensor in inputs.values()}
         rows = counts.pop() if self._by_rows and len(counts) == 1 else None
         starts = range(0, rows or 1, ROWS_AT_A_TIME)
         if len(starts) == 1:
             return self._run(signature, inputs, call)
-        parts: list[dict[str, np.ndarray]] = []
-        shapes: dict[str, tuple[int, ...]] = {}
+        parts: dict[str, list[np.ndarray]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}  # of all parts of an output together
         for start in starts:
             cut = slice(start, start + ROWS_AT_A_TIME)
-            parts.append(self._run(signature, {name: x[cut] for name, x in inputs.items()}, call))
-            shapes = _joined_shapes(shapes, parts[-1])
+            part = self._run(signature, {name: x[cut] for name, x in inputs.items()}, call)
+            for name, array in part.items():
+                parts.setdefault(name, []).append(array)
+                rows, *sizes = shapes.get(name, (0, *array.shape[1:]))
+                shapes[name] = (rows + len(array), *map(max, sizes, array.shape[1:]))
             _check_answer(shapes.values())
         call.check()
-        return _joined(parts)
+        return {name: _joined(name, arrays, shapes[name]) for name, arrays in parts.items()}
 
     def _run(self, signature: str, inputs: Mapping[str, tf.Tensor], call: Call) -> dict[str, np.ndarray]:
         """Runs the model on one batch."""
@@ -218,10 +189,9 @@ class Served:
             except tf.errors.OpError as error:
                 call.check()
                 code = "INVALID_ARGUMENT" if isinstance(error, tf.errors.InvalidArgumentError) else "INTERNAL"
-                raise RequestError(code, reason_of(str(error.message))) from error
+                raise RequestError(reason_of(str(error.message)), code) from error
             except UnicodeDecodeError as error:  # TensorFlow's message repeats bytes of the input
-                reason = reason_of(error.object.decode("utf-8", "replace"))
-                raise RequestError("INVALID_ARGUMENT", reason) from error
+                raise RequestError(reason_of(error.object.decode("utf-8", "replace"))) from error
 
     def status(self) -> dict[str, Any]:
         """The GetModelStatusResponse of an available model, as JSON."""
@@ -241,44 +211,23 @@ def _check_answer(shapes: Iterable[tuple[int, ...]]) -> None:
     values = sum(map(math.prod, shapes))
     if values > MAX_ANSWER:
         raise RequestError(
-            "INVALID_ARGUMENT",
             f"the answer has {values:,} numbers and texts, padding included, and may have at most {MAX_ANSWER:,}; send fewer "
-            "rows, or shorter texts.",
+            "rows, or shorter texts."
         )
 
 
-def _joined_shapes(
-    shapes: Mapping[str, tuple[int, ...]], part: Mapping[str, np.ndarray]
-) -> dict[str, tuple[int, ...]]:
-    """The shapes of `_joined` for parts with these shapes, and one more part."""
-    if not shapes:
-        return {name: array.shape for name, array in part.items()}
-    return {
-        name: (shapes[name][0] + len(array), *map(max, shapes[name][1:], array.shape[1:]))
-        for name, array in part.items()
-    }
-
-
-def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Concatenates the answers to consecutive rows, [B, ...] by name; pads shorter lists."""
-
-    def join(name: str) -> np.ndarray:
-        arrays = [part[name] for part in parts]
-        if name.endswith(SPLITS):  # the offsets of each part start at 0
-            sizes = np.concatenate([np.diff(splits) for splits in arrays])
-            return np.concatenate([[0], np.cumsum(sizes)]).astype(arrays[0].dtype)
-        width = np.max([array.shape[1:] for array in arrays], axis=0)
-        filled = [
-            np.pad(
-                array,
-                [(0, 0), *((0, int(most - size)) for most, size in zip(width, array.shape[1:], strict=True))],
-                constant_values=FILLING.get(array.dtype.kind, 0),
-            )
-            for array in arrays
-        ]
-        return np.concatenate(filled)
-
-    return {name: join(name) for name in parts[0]}
+def _joined(name: str, arrays: Sequence[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+    """One output for consecutive rows, [B, ...] each; pads shorter lists."""
+    first = arrays[0]
+    if name.endswith(SPLITS):  # the offsets of each part start at 0
+        sizes = np.concatenate([np.diff(splits) for splits in arrays])
+        return np.concatenate([[0], np.cumsum(sizes)]).astype(first.dtype)
+    joined = np.full(shape, FILLING.get(first.dtype.kind, 0), first.dtype)
+    row = 0
+    for array in arrays:
+        joined[slice(row, row + len(array)), *map(slice, array.shape[1:])] = array
+        row += len(array)
+    return joined
 
 
 def reason_of(message: str) -> str:
@@ -290,13 +239,11 @@ def reason_of(message: str) -> str:
 
 def _signature_defs(file: pathlib.Path) -> dict[str, meta_graph_pb2.SignatureDef]:
     """The SignatureDefs of a saved_model.pb. Copies, because a part keeps the whole message in memory: 2 GB if it is frozen."""
-    saved = saved_model_pb2.SavedModel()
-    saved.ParseFromString(file.read_bytes())
-    found = {}
-    for name, value in saved.meta_graphs[0].signature_def.items():
-        found[name] = meta_graph_pb2.SignatureDef()
-        found[name].CopyFrom(value)
-    return found
+    saved = saved_model_pb2.SavedModel.FromString(file.read_bytes())
+    return {
+        name: meta_graph_pb2.SignatureDef.FromString(value.SerializeToString())
+        for name, value in saved.meta_graphs[0].signature_def.items()
+    }
 
 
 def load(path: str | pathlib.Path, *, name: str | None = None) -> Served:
@@ -307,27 +254,22 @@ def load(path: str | pathlib.Path, *, name: str | None = None) -> Served:
     Raises MissingFileError if there is no SavedModel.
     """
     given, path = to_path(path), to_path(path).resolve()
-    versions = [path] if (path / "saved_model.pb").is_file() else []
-    if not versions and path.is_dir():
-        versions = [
-            folder
-            for folder in path.iterdir()
-            if folder.name.isdecimal() and (folder / "saved_model.pb").is_file()
-        ]
+    numbered = [folder for folder in path.iterdir() if folder.name.isdecimal()] if path.is_dir() else []
+    versions = [folder for folder in (path, *numbered) if (folder / "saved_model.pb").is_file()]
     if not versions:
         close = "" if given.exists() else did_you_mean(given)
         raise MissingFileError(
             f"{path} has no SavedModel{close}; give the folder that `bert-keras export` wrote."
         )
-    folder = max(versions, key=lambda folder: int(folder.name) if folder.name.isdecimal() else 0)
+    folder = path if path in versions else max(versions, key=lambda folder: int(folder.name))
     load_kernels()
     with for_tensorflow(folder) as found:
         check_saved_model(found)
         loaded = tf.saved_model.load(str(found))
-    base = folder.parent if folder.name.isdecimal() else folder
+    is_version = folder.name.isdecimal()
     return Served(
-        name=name or base.name,
-        version=int(folder.name) if folder.name.isdecimal() else 1,
+        name=name or (folder.parent if is_version else folder).name,
+        version=int(folder.name) if is_version else 1,
         folder=folder,
         loaded=loaded,
         signatures=dict(loaded.signatures),
