@@ -190,21 +190,26 @@ def bare_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("TF_", "KERAS_"))}
 
 
-def run_command(capfd, *arguments: str | Path) -> tuple[int, str, str]:
-    """`bert-keras ...` in this process: exit code, standard output, standard error."""
+def command(*arguments: str | Path) -> int:
+    """The exit code of `bert-keras ...` in this process."""
     from tensorflow.python.framework import config as tensorflow_config
 
     from bert_keras.cli.main import main
 
-    capfd.readouterr()
-    code = 0
     try:
         main(["bert-keras", *map(str, arguments)])
-    except SystemExit as exit:
-        code = exit.code or 0
+    except SystemExit as end:
+        return end.code or 0
     finally:
         # `finetune` makes every op of its process deterministic; the tests that follow are not to notice.
         tensorflow_config.disable_op_determinism()
+    return 0
+
+
+def run_command(capfd, *arguments: str | Path) -> tuple[int, str, str]:
+    """`bert-keras ...` in this process: exit code, standard output, standard error."""
+    capfd.readouterr()
+    code = command(*arguments)
     out, err = capfd.readouterr()
     return code, out, err
 
