@@ -1,6 +1,6 @@
-"""Two replicas on two logical CPUs against one device at the same global batches. Run as a script by test_train_replicas.py.
+"""Two replicas against one device at the same global batches: a job of test_train_replicas.py.
 
-Out: one line of JSON on standard output, by scenario: the greatest difference of a weight, the losses that `fit` logged, the
+Out: by scenario, the greatest difference of a weight, the losses that `fit` logged, the
 norms of the gradients before clipping; results of runs.
 """
 
@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import io
 import json
-import sys
 import tempfile
 from pathlib import Path
 
@@ -17,33 +16,30 @@ import keras
 import numpy as np
 import runs
 import safetensors.numpy
+import small_tasks
 import tensorflow as tf
 
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
-)
-
-from bert_keras import checkpoints  # noqa: E402
-from bert_keras.cli import main as cli  # noqa: E402
-from bert_keras.config import BertConfig  # noqa: E402
-from bert_keras.features import ENCODER_INPUTS  # noqa: E402
-from bert_keras.model.encoder import BertEncoder  # noqa: E402
-from bert_keras.optimization.losses import GlobalMean, cross_entropy  # noqa: E402
-from bert_keras.optimization.optimizers import AdamW  # noqa: E402
-from bert_keras.optimization.schedules import WarmupLinearDecay  # noqa: E402
-from bert_keras.optimization.training_model import TrainingModel  # noqa: E402
-from bert_keras.tasks.batches import dataset  # noqa: E402
-from bert_keras.tasks.devices.strategies import differ_between_replicas, rows_for, strategy  # noqa: E402
-from bert_keras.tasks.finetuning.finetune import _compiled_model, finetune  # noqa: E402
-from bert_keras.tasks.finetuning.finetuning_monitor import GradualUnfreezing  # noqa: E402
-from bert_keras.tasks.hparams import Hparams  # noqa: E402
-from bert_keras.tasks.problems.classification import TextClassification  # noqa: E402
-from bert_keras.tasks.problems.multiple_choice import MultipleChoice  # noqa: E402
-from bert_keras.tasks.problems.tagging import Tagging  # noqa: E402
-from bert_keras.tasks.runs.run_folder import evaluate, load_run  # noqa: E402
-from bert_keras.tasks.task import classifier_model  # noqa: E402
-from bert_keras.tasks.training.task_model import encoder_of  # noqa: E402
-from bert_keras.text.preprocessing import Preprocessor, pad_batches  # noqa: E402
+from bert_keras import checkpoints
+from bert_keras.cli import main as cli
+from bert_keras.config import BertConfig
+from bert_keras.features import ENCODER_INPUTS
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.optimization.losses import GlobalMean, cross_entropy
+from bert_keras.optimization.optimizers import AdamW
+from bert_keras.optimization.schedules import WarmupLinearDecay
+from bert_keras.optimization.training_model import TrainingModel
+from bert_keras.tasks.batches import dataset
+from bert_keras.tasks.devices.strategies import differ_between_replicas, rows_for, strategy
+from bert_keras.tasks.finetuning.finetune import _compiled_model, finetune
+from bert_keras.tasks.finetuning.finetuning_monitor import GradualUnfreezing
+from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.problems.classification import TextClassification
+from bert_keras.tasks.problems.multiple_choice import MultipleChoice
+from bert_keras.tasks.problems.tagging import Tagging
+from bert_keras.tasks.runs.run_folder import evaluate, load_run
+from bert_keras.tasks.task import classifier_model
+from bert_keras.tasks.training.task_model import encoder_of
+from bert_keras.text.preprocessing import Preprocessor, pad_batches
 
 CONFIG = BertConfig(
     vocab_size=60,
@@ -255,29 +251,7 @@ def answered(run, data, name):
     return lines
 
 
-def write_entities(folder):
-    """Files in CoNLL's form: three sentences a document."""
-    folder.mkdir()
-    for seed, stem in enumerate(("train", "valid")):
-        lines = []
-        for i, text in enumerate(runs.texts(63, seed=seed)):
-            lines += ["-DOCSTART- -X- O", ""] * (i % 3 == 0)
-            lines += [f"{word} NN {'I-PER' if word == 'actor' else 'O'}" for word in text.split()] + [""]
-        (folder / f"{stem}.txt").write_text("\n".join(lines))
-    return folder
-
-
-def write_choices(folder):
-    """Files in CODAH's form, which say nothing worth learning."""
-    folder.mkdir()
-    for seed, stem in enumerate(("train", "dev")):
-        columns = [runs.texts(33, seed=10 * seed + i) for i in range(5)]
-        lines = ["\t".join(("o", *texts, str(i % 4))) for i, texts in enumerate(zip(*columns, strict=True))]
-        (folder / f"{stem}.tsv").write_text("\n".join(lines))
-    return folder
-
-
-def main():
+def compare():
     results = {}
     for scenario, (counts, batch_size) in SCENARIOS.items():
         batches = data(counts, batch_size)
@@ -311,13 +285,9 @@ def main():
         reviews = TextClassification.open("sst2", files)
         results["finetune"] = run_of_two(reviews, folder, files, batch_size=9)
         results["commands"] = [answered(folder / "run_sst2", files, name) for name in ("one", "mirrored")]
-        endings = write_choices(folder / "endings")
+        endings = small_tasks.write_choices(folder / "endings", count=33)
         results["choices"] = run_of_two(MultipleChoice("codah", endings), folder, endings, batch_size=8)
         results["vectors"] = compare_vectors(MultipleChoice("codah", endings), folder, batch_size=9)
-        entities = Tagging.open("conll2003", write_entities(folder / "entities"))
+        entities = Tagging.open("conll2003", small_tasks.write_entities(folder / "entities", count=63))
         results["odd_batches"] = compare_task(entities, folder, batch_size=9)
-    json.dump(results, sys.stdout)
-
-
-if __name__ == "__main__":
-    main()
+    return results

@@ -12,8 +12,9 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -190,8 +191,8 @@ def bare_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("TF_", "KERAS_"))}
 
 
-def command(*arguments: str | Path) -> int:
-    """The exit code of `bert-keras ...` in this process."""
+def command(arguments: Sequence[str | Path]) -> int:
+    """The exit code of `bert-keras ARGUMENTS...` in this process."""
     from tensorflow.python.framework import config as tensorflow_config
 
     from bert_keras.cli.main import main
@@ -209,7 +210,7 @@ def command(*arguments: str | Path) -> int:
 def run_command(capfd, *arguments: str | Path) -> tuple[int, str, str]:
     """`bert-keras ...` in this process: exit code, standard output, standard error."""
     capfd.readouterr()
-    code = command(*arguments)
+    code = command(arguments)
     out, err = capfd.readouterr()
     return code, out, err
 
@@ -288,6 +289,21 @@ def mounted(folder: Path, *, size: int) -> Iterator[Path]:
 def results(folder: Path) -> dict:
     """The content of results.json in a folder."""
     return json.loads((folder / "results.json").read_text())
+
+
+TIMES = ("seconds", "tokens_per_second")  # fields that a clock decides
+
+
+def without_times(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {name: without_times(value) for name, value in content.items() if name not in TIMES}
+    return [*map(without_times, content)] if isinstance(content, list) else content
+
+
+def outcome(run: Path) -> dict:
+    """Everything that a training decides: its results without times, and its weights, byte for byte."""
+    weights = {name: file for name, file in contents(run).items() if name.endswith(".safetensors")}
+    return {"results": without_times(results(run)), **weights}
 
 
 def contents(folder: Path) -> dict[str, bytes]:

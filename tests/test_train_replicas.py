@@ -1,21 +1,17 @@
 """Fine-tuning on two replicas equals one device."""
 
-import json
-
-import forked
+import jobs
 import numpy as np
 import pytest
-from trainings import TESTS, reloaded  # noqa: F401
+
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
 def two_replicas():
-    done = forked.run(TESTS / "distributed_two_replicas.py")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return jobs.value("distributed_two_replicas:compare", replicas=2)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("scenario", "steps"), [("short_batches", 12), ("padded", 6)])
 def test_two_replicas_do_what_one_device_does(two_replicas, scenario, steps):
     """Weights that differ a thousandfold between the replicas, clipping at every step.
@@ -32,7 +28,6 @@ def test_two_replicas_do_what_one_device_does(two_replicas, scenario, steps):
         assert got["losses_of_two"] == pytest.approx(got["losses"], rel=1e-6)
 
 
-@pytest.mark.long
 def test_batches_that_replicas_do_not_divide(two_replicas):
     """Rows of weight 0 fill windows up; weights and the logged loss stay those of one device."""
     got = two_replicas["odd_batches"]
@@ -41,7 +36,6 @@ def test_batches_that_replicas_do_not_divide(two_replicas):
     assert got["losses_of_two"] == pytest.approx(got["losses"], rel=1e-6)
 
 
-@pytest.mark.long
 def test_gradual_unfreezing_on_two_replicas(two_replicas):
     """With a rate for each layer: the same weights as on one device, and the embeddings wait for epoch 2."""
     got = two_replicas["gradual"]
@@ -51,14 +45,12 @@ def test_gradual_unfreezing_on_two_replicas(two_replicas):
     assert first == 0 < last
 
 
-@pytest.mark.long
 def test_rematerialization_on_two_replicas(two_replicas):
     """With dropout, in whole batches and in micro-batches."""
     assert {*two_replicas["rematerialized"]} == {"None", "3"}
     assert max(two_replicas["rematerialized"].values()) <= 1e-6
 
 
-@pytest.mark.long
 def test_choices_on_two_replicas(two_replicas):
     results = two_replicas["choices"]
     assert (results["strategy"], results["train_examples"], results["steps"]) == ("mirrored", 33, 5)
@@ -66,7 +58,6 @@ def test_choices_on_two_replicas(two_replicas):
     assert results["reloaded"] == {"accuracy": results["measures"]["val_accuracy"]}
 
 
-@pytest.mark.long
 def test_vectors_on_two_replicas(two_replicas):
     """A feature-based training of choices, in batches of nine: the weights of one device."""
     got = two_replicas["vectors"]
@@ -75,7 +66,6 @@ def test_vectors_on_two_replicas(two_replicas):
     assert got["losses"][0] == pytest.approx(got["losses"][1], rel=1e-6)
 
 
-@pytest.mark.long
 def test_finetune_on_two_replicas(two_replicas):
     """A run directory as from one device, in batches of nine."""
     results = two_replicas["finetune"]
@@ -84,7 +74,6 @@ def test_finetune_on_two_replicas(two_replicas):
     assert results["reloaded"] == {"accuracy": results["measures"]["val_accuracy"]}
 
 
-@pytest.mark.long
 def test_evaluate_and_predict_on_two_replicas(two_replicas):
     """In batches of seven: the answers of one device."""
     ((measures, records), (measures_of_two, records_of_two)) = two_replicas["commands"]
