@@ -112,7 +112,7 @@ def shared(tmp_path_factory, worker_id) -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def sst2(shared) -> runs.Finetuned:
     """A small run of SST-2 by `bert-keras finetune` in its own process, with its data, its checkpoint and what it printed."""
-    return shared("sst2", functools.partial(runs.finetuned_by_command, "sst2"))
+    return shared("sst2", runs.finetuned_by_command)
 
 
 @pytest.fixture(scope="session")
