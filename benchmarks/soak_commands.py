@@ -158,7 +158,8 @@ def start(
         return _fork(
             arguments, log, (lambda: (_two_replicas(), before())) if "mirrored" in arguments else before
         )
-    addresses = [f"127.0.0.1:{port}" for port in jobs.ports(2)]
+    with jobs.ports(2) as ports:
+        addresses = [f"127.0.0.1:{port}" for port in ports]
 
     def worker(index: int) -> Process:
         cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}

@@ -87,7 +87,8 @@ def run(cores: list[list[int]], rows: int, given: argparse.Namespace) -> dict[st
     """The times of the first of the processes, one for each list of cores."""
     import jobs
 
-    addresses = [f"127.0.0.1:{port}" for port in jobs.ports(len(cores))]
+    with jobs.ports(len(cores)) as ports:
+        addresses = [f"127.0.0.1:{port}" for port in ports]
     processes = []
     for i, own in enumerate(cores):
         environment = jobs.environment() | jobs.cluster(addresses, index=i)

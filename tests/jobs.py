@@ -49,17 +49,24 @@ class Ended:
     value: Any = None
 
 
-def ports(count: int) -> list[int]:
-    """Free ports, where possible such that the system gives to nobody before the workers bind them."""
+@contextlib.contextmanager
+def ports(count: int) -> Iterator[list[int]]:
+    """Free ports that no other test takes before the end: their numbers are held as ports of UDP meanwhile.
+
+    Where possible, they are ports that the system gives to nobody.
+    """
     end = int(EPHEMERAL.read_text().split()[0]) if EPHEMERAL.exists() else 32768
     found: list[int] = []
-    while len(found) < count:
-        port = _draws.randrange(LOWEST, end) if end > LOWEST else 0
-        with socket.socket() as one, contextlib.suppress(OSError):
-            one.bind(("127.0.0.1", port))
-            port = one.getsockname()[1]
-            found += [port] * (port not in found)
-    return found
+    with contextlib.ExitStack() as held:
+        while len(found) < count:
+            port = _draws.randrange(LOWEST, end) if end > LOWEST else 0
+            with socket.socket() as one, contextlib.suppress(OSError):
+                one.bind(("127.0.0.1", port))
+                port = one.getsockname()[1]
+                token = held.enter_context(socket.socket(type=socket.SOCK_DGRAM))
+                token.bind(("127.0.0.1", port))
+                found.append(port)
+        yield found
 
 
 def cluster(addresses: Sequence[str], *, index: int) -> dict[str, str]:
@@ -82,8 +89,8 @@ def started(
     command: Sequence[str | Path], *, workers: int = 2, fresh: bool = False
 ) -> Iterator[list[subprocess.Popen | forked.Process]]:
     """The processes of a command, which run; what still runs at the end is killed."""
-    addresses = [f"127.0.0.1:{port}" for port in ports(workers)] if workers > 1 else []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ports(workers if workers > 1 else 0) as numbers:
+        addresses = [f"127.0.0.1:{port}" for port in numbers]
         found = []
         try:
             for i in range(workers):
@@ -140,7 +147,7 @@ def call(
     kill: Mapping[int, int | str | Path] | None = None,
     seconds: float = SECONDS,
 ) -> list[Ended]:
-    """Runs a function, "module:name", in each process, which a worker has joined its cluster for.
+    """Runs a function, "module:name", in each process; a worker has joined its cluster before.
 
     replicas: of each process
     kill: where a process gets SIGKILL, by its number: in a step of its training, in its first SAVE, or when a file exists

@@ -24,6 +24,7 @@ from bert_keras.optimization.training_model import TrainingModel
 from bert_keras.tasks.devices.cluster import check_cluster
 from bert_keras.tasks.devices.strategies import strategy
 from bert_keras.tasks.problems.classification import TextClassification
+from bert_keras.tasks.strings import text_batches
 from bert_keras.tasks.study.ablations import run_ablation
 from bert_keras.tasks.study.rows import ABLATIONS, SCALES, Row, Scale
 from bert_keras.text.wordpiece import WordPiece
@@ -94,13 +95,13 @@ def train_on_strings(checkpoint: str) -> dict:
     """The Python of docs/scale.md in a worker: results, a digest of the weights, and numbers of texts tokenized together."""
     keras.utils.set_random_seed(1)
     random.seed(os.getpid())  # decides the order of the texts: another number in each worker
-    orders, batches = [], bk.TextModel._batches
+    seeds, draw_seed = [], text_batches.draw_seed
 
-    def noted(self, *arguments, seed=None, **options):
-        orders.append(seed)
-        return batches(self, *arguments, seed=seed, **options)
+    def noted(distribution):
+        seeds.append(draw_seed(distribution))
+        return seeds[-1]
 
-    bk.TextModel._batches = noted
+    text_batches.draw_seed = noted
     tokenized, features_of = [], TextClassification.features
 
     def counted(self, preprocess, raw):
@@ -118,7 +119,7 @@ def train_on_strings(checkpoint: str) -> dict:
     weights = b"".join(one.numpy().tobytes() for one in model.trainable_weights)
     return {
         "tokenized": sorted(tokenized),
-        "orders": orders,
+        "seeds": seeds,
         "fit": history,
         "evaluate": model.evaluate(texts, labels, verbose=0, return_dict=True),
         "predict": model.predict(texts)["label"].tolist(),
@@ -143,7 +144,7 @@ def test_a_model_of_strings_trains_in_all_workers(folder):
     arguments = {"checkpoint": folder / "checkpoint"}
     made = jobs.check(jobs.call("test_multiworker:train_on_strings", arguments, workers=2))
     first, second = (one.value for one in made)
-    assert first == second, "the orders of the texts too"
+    assert first == second and len(first["seeds"]) == 1, "the orders of the texts too"
     validation = 7
     assert [rows for rows in first["tokenized"] if rows != validation] == [3, 3, 5, 5, 5, 5]
     assert {*first["fit"]} == {"loss", "accuracy", "val_loss", "val_accuracy"} and len(first["predict"]) == 23
