@@ -16,9 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-import clusters  # noqa: E402
-import numpy as np  # noqa: E402
-from test_accumulation import KINDS, SCRIPT, differences, made_by  # noqa: E402
+from test_accumulation import KINDS, differences, made_by  # noqa: E402
 
 # Name, strategy, logical CPUs of each process, rows of a micro-batch (0: all).
 CASES = (
@@ -30,14 +28,6 @@ CASES = (
     ("two processes of two replicas", "multiworker", 2, 0),
     ("two processes of two replicas", "multiworker", 2, 2),
 )
-
-
-def weights_of(strategy: str, cpus: int, output: Path, jobs: list[str]) -> dict[str, np.ndarray]:
-    """The output of tests/distributed_steps.py."""
-    if strategy != "multiworker":
-        return made_by(strategy, output, *jobs)
-    clusters.run([SCRIPT, strategy, output, *jobs], CPUS=str(cpus), seconds=3600)
-    return dict(np.load(output))
 
 
 def main() -> None:
@@ -52,7 +42,8 @@ def main() -> None:
         for strategy, cpus in dict.fromkeys((case[1], case[2]) for case in CASES):
             chosen = [case for case in CASES if case[1:3] == (strategy, cpus)]
             jobs = [f"{kind}:{case[3]}" for case in chosen for kind in kinds]
-            found = weights_of(strategy, cpus, file, jobs)
+            workers = 2 if strategy == "multiworker" else 1
+            found = made_by(strategy, file, *jobs, replicas=cpus, workers=workers)
             for name, _, _, rows in chosen:
                 worst = [max(differences(found, f"{kind}:{rows}", whole, kind).values()) for kind in kinds]
                 cells = [name, str(rows or "all"), *(f"{value:.1e}" for value in worst)]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-import clusters  # noqa: E402
+import jobs  # noqa: E402
 import runs  # noqa: E402
 
 LIMIT = 900  # seconds that a command may take
@@ -158,7 +158,8 @@ def start(
         return _fork(
             arguments, log, (lambda: (_two_replicas(), before())) if "mirrored" in arguments else before
         )
-    addresses = [f"127.0.0.1:{port}" for port in clusters.ports(2)]
+    with jobs.ports(2) as ports:
+        addresses = [f"127.0.0.1:{port}" for port in ports]
 
     def worker(index: int) -> Process:
         cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}

@@ -85,12 +85,13 @@ def timed(call: Callable[[], object], steps: int) -> float:
 
 def run(cores: list[list[int]], rows: int, given: argparse.Namespace) -> dict[str, float]:
     """The times of the first of the processes, one for each list of cores."""
-    import clusters
+    import jobs
 
-    addresses = [f"127.0.0.1:{port}" for port in clusters.ports(len(cores))]
+    with jobs.ports(len(cores)) as ports:
+        addresses = [f"127.0.0.1:{port}" for port in ports]
     processes = []
     for i, own in enumerate(cores):
-        environment = clusters.environment(i, addresses)
+        environment = jobs.environment() | jobs.cluster(addresses, index=i)
         if len(cores) == 1:
             environment.pop("TF_CONFIG")
         command = [sys.executable, __file__, "--measure", json.dumps([own, rows]), "--size", given.size]

@@ -1,12 +1,14 @@
 """Shared by all tests: a quiet TensorFlow, fixed seeds and the folder of the real data."""
 
 import contextlib
+import functools
 import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 # Before any test imports TensorFlow or Keras, which read these once.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -20,19 +22,20 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_I
 
 import forked  # noqa: E402
 import pytest  # noqa: E402
+import runs  # noqa: E402
+import small_tasks  # noqa: E402
 from filelock import FileLock  # noqa: E402
-from runs import Finetuned, finetuned_by_command  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 
 # The files that take longest. They start first, so that no process is left with one of them at the end.
 LONGEST = (
-    "test_worker_commands test_precision test_text_model_measures test_progress test_long_texts test_serving_safety "
-    "test_text_models test_frozen_features test_pretrain test_train_replicas test_protocol test_feature_based "
-    "test_processes test_resume test_xla test_glue_protocol test_own_data test_vocabulary "
-    "test_multiworker test_resume_replicas test_cli test_approaches test_export test_train_errors test_frozen_exports "
-    "test_pretrain_records test_rematerialization test_train test_pretrain_errors test_hub test_serve "
-    "test_keras_idioms test_fill_mask test_ablations test_objectives test_run_folders"
+    "test_every_task test_worker_commands test_precision test_text_model_measures test_progress test_long_texts "
+    "test_serving_safety test_text_models test_frozen_features test_pretrain test_train_replicas test_protocol "
+    "test_feature_based test_processes test_resume test_xla test_glue_protocol test_own_data test_vocabulary "
+    "test_multiworker test_cli test_approaches test_export test_train_errors "
+    "test_frozen_exports test_pretrain_records test_rematerialization test_train test_pretrain_errors test_hub "
+    "test_serve test_keras_idioms test_fill_mask test_ablations test_objectives test_run_folders"
 ).split()
 
 
@@ -90,15 +93,44 @@ def data_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
-def sst2(tmp_path_factory, worker_id) -> Finetuned:
-    """A small run of SST-2 by `bert-keras finetune`, with its data and its checkpoint; tests leave it as it is.
-
-    The processes of a session share it: the first that wants it makes it.
-    """
+def shared(tmp_path_factory, worker_id) -> Callable[..., Any]:
+    """Makes a folder once for all processes of a session: shared(name, make) is make(folder), which reads what is made."""
     base = tmp_path_factory.getbasetemp()
-    folder = (base if worker_id == "master" else base.parent) / "sst2"
-    with FileLock(f"{folder}.lock"):
-        return finetuned_by_command("sst2", folder)
+    base = base if worker_id == "master" else base.parent
+
+    def once(name: str, make: Callable[[Path], Any]) -> Any:
+        with FileLock(base / f"{name}.lock"):
+            return make(base / name)
+
+    return once
+
+
+# The fixtures that follow are made when a test first asks for them, and serve all tests of the session. Tests read them and
+# leave them as they are; copy a folder with shutil.copytree to change it.
+
+
+@pytest.fixture(scope="session")
+def sst2(shared) -> runs.Finetuned:
+    """A small run of SST-2 by `bert-keras finetune` in its own process, with its data, its checkpoint and what it printed."""
+    return shared("sst2", runs.finetuned_by_command)
+
+
+@pytest.fixture(scope="session")
+def tiny(shared) -> Path:
+    """A checkpoint folder as `runs.write_checkpoint` makes it: one layer of random weights, with dropout."""
+    return shared("tiny", lambda folder: folder if folder.exists() else runs.write_checkpoint(folder))
+
+
+@pytest.fixture(scope="session")
+def finished(shared, tiny) -> Callable[[str], runs.Finetuned]:
+    """A finished run of a case of small_tasks.CASES, with its data and its checkpoint: finished("tags")."""
+
+    def made(name: str) -> runs.Finetuned:
+        start = small_tasks.CASES[name].start
+        checkpoint = made(start).run if start else tiny
+        return shared(f"run-{name}", functools.partial(small_tasks.train, name, checkpoint=checkpoint))
+
+    return made
 
 
 @pytest.fixture

@@ -1,14 +1,12 @@
-"""Pre-training on two logical CPUs against one device at the same batches. Run as a script by test_objectives.py.
+"""Pre-training on two replicas against one device at the same batches: a job of test_objectives.py.
 
-Out: one line of JSON: the tokens that each batch asks of each replica; by optimizer, the greatest difference of a weight after
+Out: the tokens that each batch asks of each replica; by optimizer, the greatest difference of a weight after
 ten steps, what `fit` logged and the norms of the gradients before clipping; what `pretrain` logs; what dropout makes of
 ones; the seeds of all replicas before and after an evaluation, and before and after a restore.
 """
 
 import dataclasses
 import itertools
-import json
-import sys
 import tempfile
 import types
 from pathlib import Path
@@ -17,31 +15,27 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
-)
-
-from bert_keras.config import BertConfig  # noqa: E402
-from bert_keras.features import (  # noqa: E402
+from bert_keras.config import BertConfig
+from bert_keras.features import (
     ENCODER_INPUTS,
     INPUT_MASK,
     NEXT_SENTENCE_LABEL,
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
-from bert_keras.fields import Masking  # noqa: E402
-from bert_keras.model.encoder import BertEncoder  # noqa: E402
-from bert_keras.optimization.objectives import MaskedLM, SentencePair, label  # noqa: E402
-from bert_keras.optimization.optimizers import LAMB, AdamW  # noqa: E402
-from bert_keras.optimization.pretrainers import Pretrainer  # noqa: E402
-from bert_keras.tasks.devices.strategies import differ_between_replicas, rows_for, strategy  # noqa: E402
-from bert_keras.tasks.devices.workers import Workers  # noqa: E402
-from bert_keras.tasks.hparams import PretrainHparams  # noqa: E402
-from bert_keras.tasks.pretraining import monitor  # noqa: E402
-from bert_keras.tasks.training.saver import Saver  # noqa: E402
-from bert_keras.text.masking import Pieces  # noqa: E402
-from bert_keras.text.preprocessing import pad_batches  # noqa: E402
-from bert_keras.text.tokenizer import SpecialTokens  # noqa: E402
+from bert_keras.fields import Masking
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.optimization.objectives import MaskedLM, SentencePair, label
+from bert_keras.optimization.optimizers import LAMB, AdamW
+from bert_keras.optimization.pretrainers import Pretrainer
+from bert_keras.tasks.devices.strategies import differ_between_replicas, rows_for, strategy
+from bert_keras.tasks.devices.workers import Workers
+from bert_keras.tasks.hparams import PretrainHparams
+from bert_keras.tasks.pretraining import monitor
+from bert_keras.tasks.training.saver import Saver
+from bert_keras.text.masking import Pieces
+from bert_keras.text.preprocessing import pad_batches
+from bert_keras.text.tokenizer import SpecialTokens
 
 CONFIG = BertConfig(
     vocab_size=60,
@@ -213,7 +207,7 @@ def sums_around_a_restore():
     return before, sums()
 
 
-def main():
+def compare():
     asked = [batch[2]["masked_lm"].numpy() for batch in data()]
     results = {"asked": [[float(half.sum()) for half in np.split(batch, 2)] for batch in asked]}
     for name, (recording, plain) in OPTIMIZERS.items():
@@ -235,8 +229,4 @@ def main():
     results["evaluated"], results["restored"] = seeds_around_an_evaluation(), seeds_around_a_restore()
     results["sums"], results["restored_sums"] = sums_around_a_restore()
     results["dropped"] = [[values.numpy()[0].tolist() for values in call] for call in dropped()]
-    json.dump(results, sys.stdout)
-
-
-if __name__ == "__main__":
-    main()
+    return results

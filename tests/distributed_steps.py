@@ -1,57 +1,33 @@
-"""Fifty steps of each kind of training under a strategy. Run as a script by test_accumulation.py and test_multiworker.py.
-
-In: `strategy output.npz kind:micro_batch ...`; a micro_batch of 0 computes the whole batch at once. CPUS in the environment is
-the number of logical CPUs. Out: the weights and the logs of each job, and the measures of `evaluate`.
-"""
-
-import os
-import sys
+"""Fifty steps of each kind of training under a strategy: a job of test_accumulation.py, test_multiworker.py and benchmarks."""
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-CPUS = int(os.environ.get("CPUS", "1"))
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * CPUS
-)
-if "TF_CONFIG" in os.environ:
-    from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
-
-    # TensorFlow takes all GPUs of a worker, but only one CPU: here logical CPUs stand for GPUs.
-    CollectiveAllReduceExtended._initialize_local_devices = lambda self, resolver, worker: (
-        tuple(f"{worker}/device:CPU:{i}" for i in range(CPUS)),
-        "CPU",
-    )
-
-from bert_keras.tasks.devices.strategies import differ_between_replicas, rows_for, strategy  # noqa: E402
-
-NAME, OUTPUT, *JOBS = sys.argv[1:]
-DISTRIBUTION = strategy(NAME)  # before TensorFlow runs anything
-
-from bert_keras.config import BertConfig  # noqa: E402
-from bert_keras.features import (  # noqa: E402
+from bert_keras.config import BertConfig
+from bert_keras.features import (
     ENCODER_INPUTS,
     INPUT_MASK,
     NEXT_SENTENCE_LABEL,
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
 )
-from bert_keras.fields import Masking  # noqa: E402
-from bert_keras.model.encoder import BertEncoder  # noqa: E402
-from bert_keras.optimization import pretrainers  # noqa: E402
-from bert_keras.optimization.losses import GlobalMean, cross_entropy  # noqa: E402
-from bert_keras.optimization.objectives import MaskedLM, ReplacedTokens, SentencePair, label  # noqa: E402
-from bert_keras.optimization.optimizers import LAMB, AdamW  # noqa: E402
-from bert_keras.optimization.schedules import WarmupLinearDecay  # noqa: E402
-from bert_keras.optimization.training_model import TrainingModel  # noqa: E402
-from bert_keras.tasks.devices.workers import Workers  # noqa: E402
-from bert_keras.tasks.problems.question_answering import QuestionAnswering  # noqa: E402
-from bert_keras.tasks.problems.tagging import Tagging  # noqa: E402
-from bert_keras.tasks.task import classifier_model  # noqa: E402
-from bert_keras.text.masking import Pieces  # noqa: E402
-from bert_keras.text.preprocessing import pad_batches  # noqa: E402
-from bert_keras.text.tokenizer import SpecialTokens  # noqa: E402
+from bert_keras.fields import Masking
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.optimization import pretrainers
+from bert_keras.optimization.losses import GlobalMean, cross_entropy
+from bert_keras.optimization.objectives import MaskedLM, ReplacedTokens, SentencePair, label
+from bert_keras.optimization.optimizers import LAMB, AdamW
+from bert_keras.optimization.schedules import WarmupLinearDecay
+from bert_keras.optimization.training_model import TrainingModel
+from bert_keras.tasks.devices.strategies import differ_between_replicas, rows_for, strategy
+from bert_keras.tasks.devices.workers import Workers
+from bert_keras.tasks.problems.question_answering import QuestionAnswering
+from bert_keras.tasks.problems.tagging import Tagging
+from bert_keras.tasks.task import classifier_model
+from bert_keras.text.masking import Pieces
+from bert_keras.text.preprocessing import pad_batches
+from bert_keras.text.tokenizer import SpecialTokens
 
 CONFIG = BertConfig(
     vocab_size=60,
@@ -157,11 +133,11 @@ KINDS = {
 }
 
 
-def train(kind, micro_batch):
+def train(kind, micro_batch, distribution):
     """Weights after STEPS steps, logs of `fit` and measures of `evaluate`."""
     model_of, optimizer, batches = KINDS[kind]
     keras.utils.set_random_seed(1)
-    with DISTRIBUTION.scope():
+    with distribution.scope():
         model = model_of()
         schedule = WarmupLinearDecay(2e-3, total_steps=2 * STEPS, warmup_steps=5)
         options = (
@@ -174,7 +150,7 @@ def train(kind, micro_batch):
         )
         model.optimizer.build(model.trainable_variables)
     differ_between_replicas(model)
-    data = pad_batches(batches(), multiple_of=rows_for(DISTRIBUTION, BATCH))
+    data = pad_batches(batches(), multiple_of=rows_for(distribution, BATCH))
     history = model.fit(data.repeat(), epochs=2, steps_per_epoch=STEPS // 2, verbose=0, shuffle=False).history
     measures = model.evaluate(data, verbose=0, return_dict=True)
     assert int(model.optimizer.iterations.numpy()) == STEPS
@@ -183,14 +159,16 @@ def train(kind, micro_batch):
     return found | {f"evaluate {name}": np.array(value) for name, value in measures.items()}
 
 
-def main():
-    found = {}
-    for job in JOBS:
+def train_all(strategy_name, output, jobs):
+    """Writes the weights and the logs of each job, and the measures of `evaluate`, to an NPZ file.
+
+    jobs: kind:micro_batch; a micro_batch of 0 computes the whole batch at once
+    """
+    distribution, found = strategy(strategy_name), {}
+    for job in jobs:
         kind, micro_batch = job.split(":")
-        found |= {f"{job} {name}": value for name, value in train(kind, int(micro_batch)).items()}
-    if Workers(DISTRIBUTION).chief:
-        np.savez(OUTPUT, **found)
-
-
-if __name__ == "__main__":
-    main()
+        found |= {
+            f"{job} {name}": value for name, value in train(kind, int(micro_batch), distribution).items()
+        }
+    if Workers(distribution).chief:
+        np.savez(output, **found)

@@ -12,8 +12,9 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,19 +63,24 @@ class Finetuned:
         return self.folder / "run"
 
 
-def write_checkpoint(folder: Path, **changes) -> Path:
-    """A Hugging Face folder: random weights of SIZES, VOCABULARY, uncased."""
+def write_checkpoint(
+    folder: Path, *, vocabulary: Vocabulary | None = None, masked_lm: bool = False, **changes: Any
+) -> Path:
+    """A Hugging Face folder: random weights of SIZES with changes, and an uncased VOCABULARY unless one is given."""
     import keras
 
     from bert_keras import checkpoints
     from bert_keras.config import BertConfig
     from bert_keras.model.encoder import BertEncoder
+    from bert_keras.model.heads import MaskedLMHead
 
     keras.utils.set_random_seed(0)  # a module's fixtures come before the seeds of its first test
-    config = BertConfig(**(SIZES | changes))
-    checkpoint = checkpoints.collect(config, BertEncoder(config))
-    checkpoint = dataclasses.replace(checkpoint, vocabulary=Vocabulary(VOCABULARY, lower_case=True))
-    checkpoints.write(checkpoint, folder, format="hugging-face")
+    vocabulary = vocabulary or Vocabulary(VOCABULARY, lower_case=True)
+    config = BertConfig(**(SIZES | {"vocab_size": len(vocabulary.tokens)} | changes))
+    encoder = BertEncoder(config)
+    heads = {"masked_lm": MaskedLMHead(encoder)} if masked_lm else {}
+    checkpoint = checkpoints.collect(config, encoder, **heads)
+    checkpoints.write(dataclasses.replace(checkpoint, vocabulary=vocabulary), folder, format="hugging-face")
     return folder
 
 
@@ -100,43 +106,19 @@ def learn_byte_bpe(texts: list[str], *, size: int = 512) -> tuple[tuple[str, ...
     return (*sorted(ids, key=ids.__getitem__), "<mask>"), tuple(" ".join(pair) for pair in merges)
 
 
-def write_roberta(folder: Path, **changes) -> Path:
-    """A Hugging Face folder: random weights of SIZES and a small byte-level vocabulary; RoBERTa's positions and types."""
-    import keras
-
-    from bert_keras import checkpoints
-    from bert_keras.config import BertConfig
-    from bert_keras.model.encoder import BertEncoder
-    from bert_keras.model.heads import MaskedLMHead
-
-    keras.utils.set_random_seed(0)
-    vocabulary, merges = learn_byte_bpe(texts(400, seed=7), size=400)
+def write_roberta(folder: Path, **changes: Any) -> Path:
+    """A checkpoint with a small byte-level vocabulary, and RoBERTa's positions, types and masked LM head."""
+    vocabulary = Vocabulary(*learn_byte_bpe(texts(400, seed=7), size=400), lower_case=False)
     roberta = {"position_offset": 2, "type_vocab_size": 1, "norm_epsilon": 1e-5, "activation": "gelu_erf"}
-    config = BertConfig(**(SIZES | roberta | {"vocab_size": len(vocabulary), "max_positions": 50} | changes))
-    encoder = BertEncoder(config)
-    checkpoint = checkpoints.collect(config, encoder, masked_lm=MaskedLMHead(encoder))
-    checkpoint = dataclasses.replace(checkpoint, vocabulary=Vocabulary(vocabulary, merges, lower_case=False))
-    checkpoints.write(checkpoint, folder, format="hugging-face")
-    return folder
+    roberta |= {"max_positions": 50} | changes
+    return write_checkpoint(folder, vocabulary=vocabulary, masked_lm=True, **roberta)
 
 
-def write_distilbert(folder: Path, **changes) -> Path:
-    """A Hugging Face folder: random weights of SIZES and VOCABULARY, in DistilBERT's form: no types, no pooler."""
-    import keras
-
-    from bert_keras import checkpoints
-    from bert_keras.config import BertConfig
-    from bert_keras.model.encoder import BertEncoder
-    from bert_keras.model.heads import MaskedLMHead
-
-    keras.utils.set_random_seed(0)
+def write_distilbert(folder: Path, **changes: Any) -> Path:
+    """A checkpoint in DistilBERT's form, with its masked LM head: no types, no pooler."""
     distilbert = {"type_vocab_size": 0, "activation": "gelu_erf", "pooler_activation": "relu"}
-    config = BertConfig(**(SIZES | distilbert | {"classifier_dropout": 0.2} | changes))
-    encoder = BertEncoder(config)
-    checkpoint = checkpoints.collect(config, encoder, masked_lm=MaskedLMHead(encoder))
-    checkpoint = dataclasses.replace(checkpoint, vocabulary=Vocabulary(VOCABULARY, lower_case=True))
-    checkpoints.write(checkpoint, folder, format="hugging-face")
-    return folder
+    distilbert |= {"classifier_dropout": 0.2} | changes
+    return write_checkpoint(folder, masked_lm=True, **distilbert)
 
 
 def texts(count: int, *, seed: int) -> list[str]:
@@ -159,25 +141,22 @@ def write_data(folder: Path, name: str, *, count: int = 48) -> Path:
     return folder
 
 
-def finetuned_by_command(name: str, folder: Path) -> Finetuned:
-    """One epoch of a GLUE row from a random checkpoint, by `bert-keras finetune` in its own process.
+def finetuned_by_command(folder: Path) -> Finetuned:
+    """One epoch of SST-2 from a random checkpoint, by `bert-keras finetune` in its own process.
 
     A folder that holds such a run already is read.
     """
-    made = Finetuned(folder=folder)
-    printed = folder / "printed.json"
-    if printed.exists():
-        return dataclasses.replace(made, **json.loads(printed.read_text()))
-    write_data(made.data, name)
-    write_checkpoint(made.checkpoint)
-    flags = ["--task", name, "--data", made.data, "--checkpoint", made.checkpoint, "--output", made.run]
-    flags += ["--epochs", "1", "--batch-size", "8", "--learning-rate", "1e-3", "--seq-length", "40"]
-    done = subprocess.run(
-        shell_command("finetune", *flags), cwd=ROOT, env=bare_environment(), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    printed.write_text(json.dumps({"stdout": done.stdout, "stderr": done.stderr}))
-    return finetuned_by_command(name, folder)
+    made, printed = Finetuned(folder=folder), folder / "printed.json"
+    if not printed.exists():
+        write_data(made.data, "sst2")
+        write_checkpoint(made.checkpoint)
+        flags = ["--task", "sst2", "--data", made.data, "--checkpoint", made.checkpoint, "--output", made.run]
+        flags += ["--epochs", "1", "--batch-size", "8", "--learning-rate", "1e-3", "--seq-length", "40"]
+        command = shell_command("finetune", *flags)
+        done = subprocess.run(command, cwd=ROOT, env=bare_environment(), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        printed.write_text(json.dumps({"stdout": done.stdout, "stderr": done.stderr}))
+    return dataclasses.replace(made, **json.loads(printed.read_text()))
 
 
 def shell_command(*arguments: str | Path) -> list[str]:
@@ -190,21 +169,26 @@ def bare_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("TF_", "KERAS_"))}
 
 
-def run_command(capfd, *arguments: str | Path) -> tuple[int, str, str]:
-    """`bert-keras ...` in this process: exit code, standard output, standard error."""
+def command(arguments: Sequence[str | Path]) -> int:
+    """The exit code of `bert-keras ARGUMENTS...` in this process."""
     from tensorflow.python.framework import config as tensorflow_config
 
     from bert_keras.cli.main import main
 
-    capfd.readouterr()
-    code = 0
     try:
         main(["bert-keras", *map(str, arguments)])
-    except SystemExit as exit:
-        code = exit.code or 0
+    except SystemExit as end:
+        return end.code or 0
     finally:
         # `finetune` makes every op of its process deterministic; the tests that follow are not to notice.
         tensorflow_config.disable_op_determinism()
+    return 0
+
+
+def run_command(capfd, *arguments: str | Path) -> tuple[int, str, str]:
+    """`bert-keras ...` in this process: exit code, standard output, standard error."""
+    capfd.readouterr()
+    code = command(arguments)
     out, err = capfd.readouterr()
     return code, out, err
 
@@ -283,6 +267,21 @@ def mounted(folder: Path, *, size: int) -> Iterator[Path]:
 def results(folder: Path) -> dict:
     """The content of results.json in a folder."""
     return json.loads((folder / "results.json").read_text())
+
+
+TIMES = ("seconds", "tokens_per_second")  # fields that a clock decides
+
+
+def without_times(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {name: without_times(value) for name, value in content.items() if name not in TIMES}
+    return [*map(without_times, content)] if isinstance(content, list) else content
+
+
+def outcome(run: Path) -> dict:
+    """Everything that a training decides: its results without times, and its weights, byte for byte."""
+    weights = {name: file for name, file in contents(run).items() if name.endswith(".safetensors")}
+    return {"results": without_times(results(run)), **weights}
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -1,31 +1,28 @@
 """Gradients that are accumulated over micro-batches make the updates of whole batches, on one device and on two replicas."""
 
-import subprocess
-import sys
 from pathlib import Path
 
+import jobs
 import numpy as np
 import pytest
-import runs
 
 from bert_keras.errors import BertKerasError
 from bert_keras.tasks.hparams import Hparams
 
-SCRIPT = Path(__file__).with_name("distributed_steps.py")
 KINDS = ("classifier", "answers", "tagger", "pretraining", "lamb", "electra")
 # A key's bias and the biases of start and end add the same to all scores: their gradients are rounding, which Adam scales up.
 WITHOUT_GRADIENT = ("key/bias", "qa_outputs/dense/bias")
 
 
-def made_by(strategy: str, output: Path, *jobs: str) -> dict[str, np.ndarray]:
-    """The output of distributed_steps.py, run in a process of its own with two logical CPUs."""
-    done = subprocess.run(
-        [sys.executable, SCRIPT, strategy, output, *jobs],
-        env=runs.bare_environment() | {"CPUS": "2", "PYTHONPATH": str(runs.ROOT)},
-        capture_output=True,
-        text=True,
+def made_by(
+    strategy: str, output: Path, *kinds: str, replicas: int = 2, workers: int = 1
+) -> dict[str, np.ndarray]:
+    """The output of distributed_steps.py for kinds with their micro-batches."""
+    arguments = {"strategy_name": strategy, "output": output, "jobs": kinds}
+    made = jobs.call(
+        "distributed_steps:train_all", arguments, replicas=replicas, workers=workers, seconds=3600
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    jobs.check(made)
     return dict(np.load(output))
 
 

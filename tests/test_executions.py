@@ -4,20 +4,16 @@ import dataclasses
 
 import keras
 import numpy as np
+import pretrainings
 import pytest
-import runs
 import safetensors.numpy
 import tensorflow as tf
-from killed_runs import SETTINGS, documents
 from trainings import QUICK, place, start  # noqa: F401
 
 from bert_keras.errors import BertKerasError, LossDiverged
 from bert_keras.optimization.training_model import TrainingModel
-from bert_keras.tasks.pretraining.pretrain import Pretraining, pretrain
-from bert_keras.tasks.pretraining.recipes import RECIPES
 from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.training.saver import Saver
-from bert_keras.text.wordpiece import WordPiece
 
 HPARAMS = dataclasses.replace(QUICK, epochs=2, batch_size=14, learning_rate=3e-3)  # 7 steps in an epoch
 
@@ -69,20 +65,8 @@ def test_a_fine_tuning_in_executions_saves_at_their_ends_and_resumes_with_the_sa
 
 
 def pretrained(output, *, snapshots=(), **settings):
-    settings = SETTINGS | {"steps": 8, "log_every": 2, "eval_every": 4} | settings
-    return pretrain(
-        Pretraining(
-            recipe=RECIPES["bert"].changed(**settings),
-            documents=documents(),
-            held_out=0.3,
-            tokenizer=WordPiece(runs.VOCABULARY),
-            snapshots=snapshots,
-        ),
-        output,
-        save_every=3,
-        verbose=0,
-        log=lambda line: None,
-    )
+    changes = {"phases": ((24, 0.5), (40, 0.5)), "steps": 8, "log_every": 2, "eval_every": 4} | settings
+    return pretrainings.train(output, held_out=0.3, snapshots=snapshots, save_every=3, changes=changes)
 
 
 @pytest.mark.long

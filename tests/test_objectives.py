@@ -1,10 +1,8 @@
 """Pre-training objectives: labels, losses written again in numpy, what `fit` logs and learns, and ELECTRA's two models."""
 
 import dataclasses
-import json
-from pathlib import Path
 
-import forked
+import jobs
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -461,10 +459,7 @@ def test_a_generator_that_cannot_read_the_tables():
 
 @pytest.fixture(scope="module")
 def two_replicas():
-    script = Path(__file__).parent / "distributed_pretraining.py"
-    done = forked.run(script)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return jobs.value("distributed_pretraining:compare", replicas=2)
 
 
 @pytest.mark.long

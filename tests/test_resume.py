@@ -3,15 +3,18 @@
 import json
 import os
 import random
+import shutil
 import signal
-import subprocess
 from pathlib import Path
 
-import forked
+import jobs
 import keras
 import numpy as np
+import pretrainings
 import pytest
 import runs
+import small_tasks
+import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
 from bert_keras.io.folders import Folder
@@ -23,52 +26,103 @@ from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.training.loop import RESULTS_FILE, RUN
 from bert_keras.tasks.training.saver import CHECKPOINTS, SETTINGS, Saver
 
-TESTS = Path(__file__).parent
-KILLED = -9
-TIMES = ("tokens_per_second", "seconds")
+KILLED = -signal.SIGKILL
 
 
-def start(folder: Path, *jobs: str) -> subprocess.CompletedProcess:
-    return forked.run(TESTS / "killed_runs.py", folder, *jobs)
+def last_save(run: Path) -> tuple[int, dict[str, np.ndarray]]:
+    """The step of the last save, and every number in it; beside them stands the run's memory, which holds times."""
+    saves = {int(file.stem.rpartition("-")[2]): file for file in (run / CHECKPOINTS).glob("ckpt-*.index")}
+    reader = tf.train.load_checkpoint(str(saves[max(saves)].with_suffix("")))
+    kinds = reader.get_variable_to_dtype_map()
+    return max(saves), {name: reader.get_tensor(name) for name in sorted(kinds) if kinds[name] != tf.string}
 
 
-def results(run: Path) -> dict:
-    """results.json without what a clock says."""
-    content = json.loads((run / RESULTS_FILE).read_text())
-    rows = [{k: v for k, v in row.items() if k not in TIMES} for row in content.pop("history")]
-    kept = {name: value for name, value in content.items() if name not in ("measures", "seconds")}
-    return kept | {"history": rows}
+def assert_same_end(run: Path, unbroken: Path) -> None:
+    """The last saves are equal bit for bit, and so is all that is written."""
+    (step, found), (last, wanted) = last_save(run), last_save(unbroken)
+    assert step == last == 12 and len(wanted) > 60
+    differing = {
+        name: float(np.abs(np.subtract(found[name], wanted[name], dtype="float64")).max())
+        for name in wanted
+        if found[name].tobytes() != wanted[name].tobytes()
+    }
+    assert not differing, f"{len(differing)} of {len(wanted)} differ, by up to {max(differing.values()):.3g}"
+    assert runs.outcome(run) == runs.outcome(unbroken)
+    assert not [*(run / CHECKPOINTS).glob("ckpt-*_temp")], "a save that was killed is removed"
 
 
-@pytest.mark.long
-@pytest.mark.timeout(600)
-def test_killed_runs_end_with_the_same_bits(tmp_path):
-    runs.write_checkpoint(tmp_path / "checkpoint")
-    runs.write_data(tmp_path / "data", "sst2")
-    whole = start(tmp_path, "pretrain:whole", "finetune:tuned-whole")
-    assert whole.returncode == 0, whole.stderr
+PHASES = {16: 0.5, 24: 0.5}
+# Where a training runs: its strategy, and the processes of a job.
+ONE, TWO_REPLICAS, TWO_WORKERS = ("one", {}), ("mirrored", {"replicas": 2}), ("multiworker", {"workers": 2})
 
-    draw = random.Random()
-    first, second = draw.randint(6, 12), draw.randint(16, 23)  # the run before may have saved step 15
-    assert start(tmp_path, f"pretrain:killed:{first}").returncode == KILLED
-    assert start(tmp_path, "pretrain:killed:in-save").returncode == KILLED
-    again = start(tmp_path, f"pretrain:killed:{second}")
-    assert again.returncode == KILLED, again.stderr
-    last = start(tmp_path, "pretrain:killed", f"finetune:tuned:{draw.randint(5, 17)}")
-    assert last.returncode == KILLED, last.stderr
-    tuned = start(tmp_path, "finetune:tuned")
-    assert tuned.returncode == 0, tuned.stderr
-    for done in (again, last, tuned):
-        assert "resuming" in done.stdout
 
-    assert len(results(tmp_path / "whole")["history"]) == 24 + 6, "a row for each step and each evaluation"
-    for killed, unbroken in (("killed", "whole"), ("tuned", "tuned-whole")):
-        assert results(tmp_path / killed) == results(tmp_path / unbroken), (first, second)
-        weights = [(tmp_path / run / "model.safetensors").read_bytes() for run in (killed, unbroken)]
-        assert weights[0] == weights[1], (first, second)
-        saves = tmp_path / killed / CHECKPOINTS
-        assert list(saves.glob("ckpt-*.index")), "saves that were asked for stay"
-        assert not list(saves.glob("ckpt-*_temp")), "the save that was killed does not"
+def training(name: str, made: runs.Finetuned, folder: Path, strategy: str) -> list[str]:
+    """A training of twelve steps, without its output; a pre-training has two phases."""
+    flags = small_tasks.CASES["pretraining" if name == "records" else name].flags.split()
+    if flags[0] == "pretrain":
+        i = flags.index("--seq-length")
+        flags[i : i + 2] = "--phases", json.dumps([*PHASES.items()])
+        flags += ["--vocab", made.checkpoint / "vocab.txt", "--steps", "12", "--micro-batch", "3"]
+        flags += ["--log-every", "1", "--eval-every", "4"]
+    else:
+        flags += ["--data", made.data, "--checkpoint", made.checkpoint, "--learning-rate", "1e-3"]
+        flags += ["--epochs", "3", "--batch-size", "5", "--seq-length", "32"]
+    if name == "pretraining":
+        flags += ["--text", made.data / "text.txt"]
+    if name == "records":
+        sets = [folder / f"records-{length}" for length in PHASES]
+        for path, length in zip(sets, PHASES, strict=True):
+            pretrainings.write(path, settings={"seq_length": length})
+        flags[flags.index("--held-out") + 1] = sets[0]
+        flags += ["--records", *sets]
+    return [*map(str, flags), "--strategy", strategy, "--save-every", "2"]
+
+
+def check_survivor(one: jobs.Ended) -> None:
+    """A worker that lost another one says so in one line."""
+    lines = [line for line in one.stderr.splitlines() if line.startswith("bert-keras: error: ")]
+    assert one.returncode == 1 and len(lines) == 1 and "worker" in lines[0], one.stderr
+
+
+# Each kill: the process, and a step or the first save. Steps of each third are drawn anew at each run of the tests.
+EARLY, MIDDLE, LATE = ({0: random.Random().randrange(first, first + 3)} for first in (3, 6, 9))
+IN_SAVE = {0: jobs.SAVE}
+WORKERS = [{1: EARLY[0]}, MIDDLE, dict.fromkeys((0, 1), LATE[0])]
+
+
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize(
+    ("name", "where", "kills"),
+    [
+        pytest.param("pretraining", ONE, [EARLY, IN_SAVE, LATE], marks=pytest.mark.long, id="pretraining"),
+        pytest.param("class", ONE, [MIDDLE], marks=pytest.mark.long, id="class"),
+        pytest.param("class", TWO_REPLICAS, [EARLY], marks=pytest.mark.long, id="class on replicas"),
+        *(
+            pytest.param(name, TWO_REPLICAS, [MIDDLE], marks=pytest.mark.slow, id=f"{name} on replicas")
+            for name in ("vectors", "answers", "pretraining")
+        ),
+        *(
+            pytest.param(name, TWO_WORKERS, WORKERS, marks=pytest.mark.slow, id=f"{name} on workers")
+            for name in ("class", "pretraining", "records")
+        ),
+    ],
+)
+def test_killed_runs_end_with_the_same_bits(name, where, kills, finished, tmp_path):
+    """A training that is killed and repeated ends with the variables and the files of one that was not."""
+    strategy, processes = where
+    made = finished("pretraining" if name == "records" else name)
+    arguments = training(name, made, tmp_path, strategy)
+    unbroken, broken = ([*arguments, "--output", str(tmp_path / run)] for run in ("unbroken", "broken"))
+    jobs.check(jobs.command(unbroken, **processes))
+    for kill in kills:
+        for i, one in enumerate(jobs.command(broken, kill=kill, **processes)):
+            if i in kill:
+                assert one.returncode == KILLED, (kills, one.stderr)
+            else:
+                check_survivor(one)
+    chief, *_ = jobs.check(jobs.command(broken, **processes))
+    assert "resuming" in chief.stdout, kills
+    assert_same_end(tmp_path / "broken", tmp_path / "unbroken")
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -198,39 +252,27 @@ def test_what_a_killed_save_left_is_removed(tmp_path):
 # Fine-tuning
 
 
-@pytest.mark.long
-def test_a_fine_tuning_of_other_settings_is_not_resumed(tmp_path):
-    runs.write_checkpoint(tmp_path / "checkpoint")
-    runs.write_data(tmp_path / "data", "sst2")
-    quick = {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3, "seq_length": 40}
+def test_a_fine_tuning_of_other_settings_is_not_resumed(finished, tmp_path, capfd):
+    made = runs.Finetuned(folder=shutil.copytree(finished("class").folder, tmp_path / "made"))
+    arguments = small_tasks.command("class", made, made.run)
 
-    def start(save_every=2, **changes):
-        finetune(
-            TextClassification.open("sst2", tmp_path / "data"),
-            checkpoint=tmp_path / "checkpoint",
-            output=tmp_path / "run",
-            hparams=Hparams(**(quick | changes)),
-            save_every=save_every,
-            verbose=0,
-        )
+    def assert_refused(message: str, *flags: str) -> None:
+        with runs.no_training():
+            code, _, err = runs.run_command(capfd, *arguments, *flags)
+        assert code == 1 and message in err, err
 
-    start()
-    with pytest.raises(ValueError, match="already holds a run"):
-        start()
-    (tmp_path / "run" / RESULTS_FILE).unlink()
-    with pytest.raises(ValueError, match="was made with another learning_rate: 0.001, not 0.002"):
-        start(learning_rate=2e-3)
-    lines = (tmp_path / "data" / "train.tsv").read_text().replace("good", "warm")
-    (tmp_path / "data" / "train.tsv").write_text(lines)
-    with pytest.raises(ValueError, match="was made with another train_examples"):
-        start()
+    assert_refused("already holds a run")
+    (made.run / RESULTS_FILE).unlink()
+    assert_refused("was made with another learning_rate: 0.001, not 0.002", "--learning-rate", "2e-3")
+    file = made.data / "train.tsv"
+    file.write_text(file.read_text().replace("good", "warm"))
+    assert_refused("was made with another train_examples")
 
 
 @pytest.mark.long
-def test_a_resume_that_does_not_repeat_the_measures(tmp_path, monkeypatch):
+def test_a_resume_that_does_not_repeat_the_measures(tiny, tmp_path, monkeypatch):
     """The files are those of epoch 2, whose save is missing; when it is repeated, it is worse than epoch 1."""
-    runs.write_checkpoint(tmp_path / "checkpoint")
-    runs.write_data(tmp_path / "data", "sst2")
+    runs.write_data(tmp_path / "data", "sst2", count=16)
     lines, saves, write = [], [], Saver._save
 
     def start(*accuracies):
@@ -238,9 +280,9 @@ def test_a_resume_that_does_not_repeat_the_measures(tmp_path, monkeypatch):
         monkeypatch.setattr(TextClassification, "evaluate", lambda *_: {"accuracy": next(values)})
         return finetune(
             TextClassification.open("sst2", tmp_path / "data"),
-            checkpoint=tmp_path / "checkpoint",
+            checkpoint=tiny,
             output=tmp_path / "run",
-            hparams=Hparams(epochs=3, batch_size=8, learning_rate=1e-3, seq_length=40, max_examples=16),
+            hparams=Hparams(epochs=3, batch_size=8, learning_rate=1e-3, seq_length=40),
             verbose=0,
             log=lines.append,
         )

@@ -5,14 +5,19 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import clusters
+import jobs
 import pytest
 import runs
+
+from bert_keras.errors import BertKerasError
+from bert_keras.tasks.devices import workers
+from bert_keras.tasks.devices.strategies import strategy
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 SECONDS = 300  # until a run has begun
@@ -36,11 +41,11 @@ def command(name: str, folder: Path, output: Path, *flags: str) -> list[str]:
 @contextlib.contextmanager
 def begun(arguments: list[str], is_begun: Callable[[], bool]) -> Iterator[list[subprocess.Popen]]:
     """The processes of a command on two workers, once a file of theirs is there."""
-    with clusters.started(arguments) as processes:
+    with jobs.started(arguments) as processes:
         until = time.monotonic() + SECONDS
         while not is_begun():
             if any(one.poll() is not None for one in processes) or time.monotonic() > until:
-                raise RuntimeError([one.stderr for one in clusters.ended(processes, seconds=1)])
+                raise RuntimeError([one.stderr for one in jobs.ended(processes, seconds=1)])
             time.sleep(0.02)
         yield processes
 
@@ -59,7 +64,7 @@ def test_a_signal_to_one_worker_saves_and_ends_all(worker, given, folder):
     arguments = command("finetune", folder, output, *map(str, flags))
     with begun(arguments, lambda: bool(saves(output))) as processes:
         processes[worker].send_signal(given)
-        chief, other = clusters.ended(processes)
+        chief, other = jobs.ended(processes)
     assert (chief.returncode, other.returncode) == (128 + given,) * 2, (chief.stderr, other.stderr)
     last = saves(output)[-1]
     stopped = (
@@ -75,7 +80,7 @@ def test_a_signal_to_one_worker_saves_and_ends_all(worker, given, folder):
 def test_a_worker_that_waits_for_another_says_so_and_ends_at_ctrl_c(folder):
     flags = ["--task", "sst2", "--data", str(folder / "glue" / "SST-2")]
     arguments = command("finetune", folder, folder / "alone", *flags)
-    with clusters.started(arguments, fresh=True) as processes:
+    with jobs.started(arguments, fresh=True) as processes:
         os.kill(processes[1].pid, signal.SIGKILL)
         chief = processes[0]
         until = time.monotonic() + SECONDS
@@ -90,96 +95,75 @@ def test_a_worker_that_waits_for_another_says_so_and_ends_at_ctrl_c(folder):
     assert not (folder / "alone").exists()
 
 
+def run_differently(arguments: list[str], second: list[str]) -> None:
+    """`bert-keras ARGUMENTS...` in a worker; the second one has more arguments."""
+    index = json.loads(os.environ[jobs.CLUSTER])["task"]["index"]
+    sys.exit(runs.command([*arguments, *second * index]))
+
+
 @pytest.mark.parametrize(
-    ("given", "named"),
+    ("name", "second", "named"),
     [
-        (["--epochs", "2", "--precision", "bfloat16"], "precision, epochs"),
-        (["--save-every", "2"], "save_every"),
+        ("finetune", ["--epochs", "2", "--precision", "bfloat16"], "precision, epochs"),
+        ("finetune", ["--save-every", "2"], "save_every"),
+        ("protocol", ["--restarts", "2"], "restarts, seed, runs"),
+        ("finetune", ["--checkpoint", {"hidden_size": 64}], ""),
+        ("finetune", ["--checkpoint", {"num_layers": 2}], ""),
     ],
+    ids=["settings", "saves", "grids", "sizes of layers", "numbers of layers"],
 )
-def test_workers_with_other_settings_say_in_which(given, named, folder):
-    """A worker that saves at other steps than the others would wait for them for ever."""
+def test_workers_that_differ_say_in_which_before_any_work(name, second, named, folder, tmp_path):
+    """A worker that saves at other steps than the others would wait for them for ever.
+
+    A worker with another grid would answer questions of the other, about a run that it does not have. The check comes before the
+    model: variables of other shapes cannot be created together.
+    """
+    second = [
+        str(runs.write_checkpoint(tmp_path / "other", **one)) if isinstance(one, dict) else one
+        for one in second
+    ]
     flags = ["--task", "sst2", "--data", str(folder / "glue" / "SST-2")]
-    arguments = command("finetune", folder, folder / "unlike", *flags)
-    script = "import os, sys; second = '\"index\": 1' in os.environ['TF_CONFIG']; "
-    script += f"sys.argv += {given} * second; "
-    script += "from bert_keras.cli.main import main; main()"
-    with clusters.started(["-c", script, *arguments[2:]]) as processes:
-        both = clusters.ended(processes, seconds=SECONDS)
-    for one in both:
+    flags += ["--learning-rates", "1e-3"] if name == "protocol" else []
+    arguments = command(name, folder, tmp_path / "output", *flags)[2:]
+    how = {"arguments": arguments, "second": second}
+    for one in jobs.call("test_worker_commands:run_differently", how, workers=2, seconds=SECONDS):
         assert one.returncode == 1, one.stderr
-        assert f"the workers differ in {named}; " in one.stderr.splitlines()[-1], one.stderr
-    assert not (folder / "unlike").exists()
+        wanted = f"the workers differ in {named}; " if named else "the workers differ in "
+        assert wanted in one.stderr.splitlines()[-1], one.stderr
+    assert not (tmp_path / "output").exists()
 
 
-SLOW_WORKER = """
-import contextlib, os, time
-from bert_keras.tasks.devices import strategies, workers
+def time_of_each(action: str) -> dict[str, list[float]]:
+    """When a worker has heard of the others, and when it may end; the second one takes a second to hear."""
+    gather_of, times = workers._gather_of, []
+    second = json.loads(os.environ[jobs.CLUSTER])["task"]["index"]
 
-gather_of, second = workers._gather_of, '"index": 1' in os.environ["TF_CONFIG"]
+    def slow_gather_of(distribution):
+        def gather(values):
+            gathered = gather_of(distribution)(values)
+            time.sleep(second)
+            times.append(time.time())
+            return gathered
 
-def slow_gather_of(distribution):
-    def gather(values):
-        gathered = gather_of(distribution)(values)
-        time.sleep(1.0 if second else 0.0)
-        print("gathered at", time.time(), flush=True)
-        return gathered
-    return gather
+        return gather
 
-workers._gather_of = slow_gather_of
-both = workers.Workers(strategies.strategy("multiworker"))
-with contextlib.suppress(workers.BertKerasError):
-    ACTION
-print("may end at", time.time(), flush=True)
-"""
+    workers._gather_of = slow_gather_of
+    both = workers.Workers(strategy("multiworker"))
+    with contextlib.suppress(BertKerasError):
+        if action == "check":
+            both.check_same({"index": second}, "say so")
+        else:
+            with both.writing(contextlib.nullcontext()):
+                pass
+    return {"gathered": times, "end": time.time()}
 
 
-@pytest.mark.parametrize(
-    ("action", "needed"),
-    [
-        ("both.check_same({'index': second}, 'say so')", 2),
-        ("with both.writing(contextlib.nullcontext()): pass", 1),
-    ],
-)
+@pytest.mark.parametrize(("action", "needed"), [("check", 2), ("write", 1)])
 def test_no_worker_ends_while_another_one_waits_for_it(action, needed):
     """The other one's operation fails then, and hides why both end."""
-    fast, slow = clusters.run(["-c", SLOW_WORKER.replace("ACTION", action)])
-    gathered = [float(line.split()[-1]) for line in slow.stdout.splitlines() if line.startswith("gathered")]
-    ended = float(fast.stdout.splitlines()[-1].removeprefix("may end at "))
-    assert ended > gathered[needed - 1]
-
-
-def test_workers_with_other_grids_say_so_before_any_run(folder):
-    """Else each would answer questions of the other, about a run that it does not have."""
-    output = folder / "unlike-grids"
-    flags = ["--task", "sst2", "--data", str(folder / "glue" / "SST-2"), "--learning-rates", "1e-3"]
-    arguments = command("protocol", folder, output, *flags)
-    script = "import os, sys; second = '\"index\": 1' in os.environ['TF_CONFIG']; "
-    script += "sys.argv += ['--restarts', '2'] * second; "
-    script += "from bert_keras.cli.main import main; main()"
-    with clusters.started(["-c", script, *arguments[2:]]) as processes:
-        both = clusters.ended(processes)
-    for one in both:
-        assert one.returncode == 1, one.stderr
-        assert "the workers differ in restarts, seed, runs; " in one.stderr.splitlines()[-1], one.stderr
-    assert not output.exists()
-
-
-@pytest.mark.parametrize("changes", [{"hidden_size": 64}, {"num_layers": 2}])
-def test_workers_with_checkpoints_of_other_sizes_say_so(changes, folder, tmp_path):
-    """The check comes before the model: variables of other shapes cannot be created together."""
-    other = runs.write_checkpoint(tmp_path / "other", **changes)
-    flags = ["--task", "sst2", "--data", str(folder / "glue" / "SST-2")]
-    arguments = command("finetune", folder, tmp_path / "output", *flags)
-    script = "import os, sys; second = '\"index\": 1' in os.environ['TF_CONFIG']; "
-    script += f"sys.argv += ['--checkpoint', {str(other)!r}] * second; "
-    script += "from bert_keras.cli.main import main; main()"
-    with clusters.started(["-c", script, *arguments[2:]]) as processes:
-        both = clusters.ended(processes)
-    for one in both:
-        assert one.returncode == 1, one.stderr
-        assert "the workers differ in " in one.stderr.splitlines()[-1], one.stderr
-    assert not (tmp_path / "output").exists()
+    made = jobs.check(jobs.call("test_worker_commands:time_of_each", {"action": action}, workers=2))
+    fast, slow = (one.value for one in made)
+    assert fast["end"] > slow["gathered"][needed - 1]
 
 
 def test_a_grid_without_a_worker_ends_and_resumes_at_its_finished_cells(folder):
@@ -190,12 +174,12 @@ def test_a_grid_without_a_worker_ends_and_resumes_at_its_finished_cells(folder):
     first, second = (output / "sst2" / f"lr-0.001_seed-{seed}" for seed in SEEDS)
     with begun(arguments, lambda: bool(saves(second))) as processes:
         os.kill(processes[1].pid, signal.SIGKILL)
-        chief, other = clusters.ended(processes)
+        chief, other = jobs.ended(processes)
     assert (chief.returncode, other.returncode) == (1, -9), (chief.stderr, other.stderr)
     lines = [line for line in chief.stderr.splitlines() if line.startswith("bert-keras: error: ")]
     assert len(lines) == 1 and "worker" in lines[0] and "Traceback" not in chief.stderr
     before = (first / "results.json").read_bytes()
-    chief, other = clusters.run(arguments)
+    chief, other = jobs.run(arguments)
     assert f"{first} is finished already" in chief.stdout and f"resuming {second} at step" in chief.stdout
     assert "the best run is in" in chief.stdout
     assert other.stdout == "" and [line.split()[0] for line in other.stderr.splitlines()] == [
@@ -211,14 +195,7 @@ def test_a_grid_without_a_worker_ends_and_resumes_at_its_finished_cells(folder):
 def on_one_process(arguments: list[str]) -> None:
     """Runs a command of two workers on one device."""
     i = arguments.index("--strategy")
-    done = subprocess.run(
-        runs.shell_command(*arguments[2:i], *arguments[i + 2 :]),
-        cwd=runs.ROOT,
-        env=runs.bare_environment(),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    jobs.run([*arguments[:i], *arguments[i + 2 :]], workers=1)
 
 
 TIMES = {"seconds", "strategy", "files"}  # fields of results.json that differ between two runs
@@ -249,7 +226,7 @@ def test_a_grid_on_two_workers_has_the_results_of_one_process(name, tmp_path):
         "protocol": ["--task", "sst2", "--data", tmp_path / "glue" / "SST-2", "--restarts", "2"],
     }[name]
     given = [name, tmp_path, tmp_path / "two", *map(str, flags), "--epochs", "1", "--learning-rates", "1e-3"]
-    clusters.run(command(*given))
+    jobs.run(command(*given))
     given[2] = tmp_path / "one"
     on_one_process(command(*given))
     two, one = (
@@ -276,7 +253,7 @@ def test_glue_on_two_workers_writes_the_files_of_the_leaderboard(folder):
     lines = ["index\tsentence", *(f"{i}\t{line.split(chr(9))[0]}" for i, line in enumerate(test[1:]))]
     (folder / "glue" / "SST-2" / "test.tsv").write_text("\n".join(lines) + "\n")
     flags = ["--tasks", "sst2", "--data", str(folder / "glue"), "--epochs", "1", "--learning-rates", "1e-3"]
-    chief, other = clusters.run(command("glue", folder, output, *flags))
+    chief, other = jobs.run(command("glue", folder, output, *flags))
     assert "GLUE score on dev" in chief.stdout and other.stdout == ""
     written = (output / "submission" / "SST-2.tsv").read_text().splitlines()
     assert len(written) == len(test)
@@ -296,7 +273,7 @@ def test_an_ablation_of_layers_on_two_workers(folder):
         "last",
     ]
     flags += ["--restarts", "1", "--epochs", "1", "--feature-epochs", "1", "--lstm-units", "8"]
-    chief, other = clusters.run(
+    chief, other = jobs.run(
         ["-m", "bert_keras", "ablate", "approaches", *command("", folder, output, *flags)[3:]]
     )
     assert "orderings" in chief.stdout and other.stdout == ""
