@@ -13,7 +13,7 @@ from small_tasks import CASES, ROWS, command
 
 from bert_keras.savedmodels.export import export
 from bert_keras.tasks.batches import predict
-from bert_keras.tasks.runs.run_folder import Run, load_run, pretrained_run
+from bert_keras.tasks.runs.run_folder import Run, load_run, open_task, run_of
 from bert_keras.tasks.training.saver import Saver
 
 
@@ -52,7 +52,7 @@ TEXTS = {"text": ["the [MASK] is good", "[MASK] [MASK] .", "", "no mask"]}
 def load(name: str, made: runs.Finetuned) -> Run:
     """A finished run, ready to predict; of an ELECTRA, its generator."""
     if name == "electra":
-        return pretrained_run("fill-mask", made.run / "generator")
+        return run_of(open_task("fill-mask", None), made.run / "generator")
     return load_run(made.run, data=None if name in PRETRAINED else made.data)
 
 
