@@ -5,7 +5,6 @@ TensorFlow is imported when a command runs; flags and help need none.
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import pathlib
 import shlex
@@ -24,21 +23,21 @@ from bert_keras.tasks.options import SAVED_MODEL, ExportOptions, HubOptions, Inf
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
     add_model(parser)
     form = parser.add_mutually_exclusive_group()
     add_pretrained_task(form)
-    others = [field.name for field in dataclasses.fields(ExportOptions) if field.name != "embedding"]
-    add_flags(form, ExportOptions, without=others)
+    add_flags(form, ExportOptions, only=("embedding",))
     add_flags(parser, ExportOptions, without=("embedding",))
     add_flags(parser, InferenceOptions, only=("precision",))
-    add(
+    parser.add_argument(
         "--output",
         **PATH,
         required=True,
         help="folder of the model; a SavedModel gets the next number in it, other formats need a new folder",
     )
-    add("--target", help="check that this server can load the graph: tfserving-2.10 to tfserving-2.20")
+    parser.add_argument(
+        "--target", help="check that this server can load the graph: tfserving-2.10 to tfserving-2.20"
+    )
 
 
 def _run_export(args: argparse.Namespace) -> None:
@@ -56,8 +55,8 @@ def _run_export(args: argparse.Namespace) -> None:
     run = at_precision(_run_to_export(args, options), getattr(args, "precision", None))
     slow_precision(precision_of(run.model))
     folder = export(run, args.output, target=args.target, freeze=options.freeze)
-    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
-    print(f"{folder}: {size:.0f} MB; a fresh process without this package gave the same answers")
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    print(f"{folder}: {size / 1e6:.0f} MB; a fresh process without this package gave the same answers")
 
 
 def _export_to_runtime(args: argparse.Namespace, options: ExportOptions) -> None:
@@ -66,17 +65,15 @@ def _export_to_runtime(args: argparse.Namespace, options: ExportOptions) -> None
             f"--target names a TensorFlow Serving, which does not load {options.format}; leave it out."
         )
     start()
-    from bert_keras.io.folders import check_folder
     from bert_keras.io.paths import to_path
-    from bert_keras.savedmodels.runtimes import check_packages, check_precision, check_task, export_to
+    from bert_keras.savedmodels.runtimes import check_runtime, check_task, export_to
 
     precision = getattr(args, "precision", None) or "float32"
-    check_precision(options.format, precision)
-    check_packages(options.format, quantize=options.quantize)  # before a long read
-    check_folder(to_path(args.output))
+    how: dict[str, Any] = {"quantize": options.quantize, "precision": precision}
+    check_runtime(to_path(args.output), options.format, **how)
     run = _run_to_export(args, options, check=check_task)
     slow_precision(precision)
-    found = export_to(run, args.output, options.format, quantize=options.quantize, precision=precision)
+    found = export_to(run, args.output, options.format, **how)
     print(
         f"{args.output}: {found['bytes'] / 1e6:.0f} MB; a fresh process without TensorFlow gave the run's outputs, "
         f"with differences up to {found['max_difference']:.1e}"
@@ -94,16 +91,8 @@ def _run_to_export(
     from bert_keras.tasks.runs.ensemble import load_runs
     from bert_keras.tasks.runs.run_folder import KERAS, pretrained_task, run_of, task_of
 
-    of_vectors = {"--l2": options.l2, "--layers": options.layers}
-    of_checkpoint = {
-        "--embedding": options.embedding,
-        "--task": args.task,
-        "--seq-length": options.seq_length,
-    }
-    given = [
-        value for value in (of_checkpoint | of_vectors).values() if value is not None and value is not False
-    ]
-    if args.run and not args.checkpoint and not given:
+    given = [args.checkpoint, args.task, options.embedding, options.seq_length, options.l2, options.layers]
+    if args.run and not any(given):
         for path in args.run:
             if not path.endswith(KERAS):
                 check(task_of(path))
@@ -112,11 +101,9 @@ def _run_to_export(
         raise BertKerasError(
             "give --run alone, or --checkpoint with --embedding or --task; a run has its own task and length."
         )
-    if unread := [
-        flag
-        for flag, value in of_vectors.items()
-        if value and (args.task or (flag, options.embedding) == ("--l2", "word"))
-    ]:
+    unread = ["--l2"] if options.l2 and (args.task or options.embedding == "word") else []
+    unread += ["--layers"] if options.layers and args.task else []
+    if unread:
         raise BertKerasError(
             f"{' and '.join(unread)} do not apply here; --l2 applies only to vectors of texts, --layers only to vectors."
         )
@@ -133,9 +120,8 @@ def _run_to_export(
 
 
 def _add_hub(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--checkpoint", **PATH, required=True, help=f"{CHECKPOINT_HELP}, or a run")
-    add("--output", **PATH, required=True, help="folder for preprocess/ and encoder/")
+    parser.add_argument("--checkpoint", **PATH, required=True, help=f"{CHECKPOINT_HELP}, or a run")
+    parser.add_argument("--output", **PATH, required=True, help="folder for preprocess/ and encoder/")
     add_flags(parser, HubOptions)
 
 
@@ -223,9 +209,8 @@ def _show_installation() -> None:
 
     names = ("bert-keras", "tensorflow", "tensorflow-text", "keras", "keras-nlp", "numpy")
     table(("package", "version"), [(name, version_of(name)) for name in names])
-    table(
-        ("device", "kind"), [(device.name, device.device_type) for device in tf.config.list_logical_devices()]
-    )
+    devices = tf.config.list_logical_devices()
+    table(("device", "kind"), [(device.name, device.device_type) for device in devices])
     configs = {name: BertConfig.named(name) for name in (*SIZES, *VARIANTS)}
     sizes = [(name, config.num_layers, config.hidden_size) for name, config in configs.items()]
     table(("size", "layers", "hidden"), sizes)
@@ -250,10 +235,9 @@ def _show_checkpoint(path: str) -> None:
     count = sum(tensor.size for tensor in checkpoint.tensors.values())
     facts = {"format": checkpoint.format, "tensors": len(checkpoint.tensors), "parameters": f"{count:,}"}
     if (vocabulary := checkpoint.vocabulary).has_tokens:
-        tokens = (
-            "a SentencePiece model" if vocabulary.tokens is None else f"{len(vocabulary.tokens):,} tokens"
-        )
-        facts |= {"vocabulary": tokens, "lower_case": lower_cases(vocabulary)}
+        tokens = vocabulary.tokens
+        size = "a SentencePiece model" if tokens is None else f"{len(tokens):,} tokens"
+        facts |= {"vocabulary": size, "lower_case": lower_cases(vocabulary)}
     facts |= checkpoint.origin
     if is_run(model):
         run = load_run(model)

@@ -10,36 +10,35 @@ import functools
 import json
 import pathlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+Kept = list[tuple[int, int]]
 FOLDER = pathlib.Path(__file__).resolve().parent
 
 
-def _head_tail(room: int, length: int) -> Iterator[tuple[int, int]]:
+def _head_tail(room: int, length: int) -> Kept:
     head = min(length, (room * 128 + 255) // 510)
-    yield head, min(length - head, room - head)
+    return [(head, min(length - head, room - head))]
 
 
-def _longest_first(room: int, first: int, second: int) -> Iterator[tuple[int, int]]:
+def _longest_first(room: int, first: int, second: int) -> Kept:
     kept = min(first, max((room + 1) // 2, room - second))
-    yield from ((kept, 0), (min(second, room - kept), 0))
-
-
-def _waterfall(room: int, first: int, second: int) -> Iterator[tuple[int, int]]:
-    kept = min(first, room)
-    yield from ((kept, 0), (min(second, room - kept), 0))
+    return [(kept, 0), (min(second, room - kept), 0)]
 
 
 # Room and the length of each text -> the tokens to keep of its start and of its end, as the training cut texts that do not fit.
-TRUNCATION: dict[str, Callable[..., Iterator[tuple[int, int]]]] = {
-    "head": lambda room, length: iter([(min(length, room), 0)]),
-    "tail": lambda room, length: iter([(0, min(length, room))]),
+TRUNCATION: dict[str, Callable[..., Kept]] = {
+    "head": lambda room, length: [(min(length, room), 0)],
+    "tail": lambda room, length: [(0, min(length, room))],
     "head_tail": _head_tail,
     "longest_first": _longest_first,
-    "waterfall": _waterfall,
+    "waterfall": lambda room, first, second: [
+        (min(first, room), 0),
+        (min(second, room - min(first, room)), 0),
+    ],
 }
 
 
@@ -119,14 +118,9 @@ def read_inputs(settings: dict[str, Any], given: Any) -> dict[str, np.ndarray]:
     """The input in JSON -> int32 [B, S] for each feature. Exits with one line for another form."""
     names, ids = settings["inputs"], settings["features"]
     if isinstance(given, dict) and {*given} == {*ids}:  # of another tokenizer
-        rows = {
-            len(row)
-            for column in given.values()
-            if isinstance(column, list)
-            for row in column
-            if isinstance(row, list)
-        }
-        if len(rows) != 1 or len({len(column) for column in given.values()}) != 1:
+        columns = [column for column in given.values() if isinstance(column, list)]
+        lengths = {len(row) for column in columns for row in column if isinstance(row, list)}
+        if len(lengths) != 1 or len({len(column) for column in given.values()}) != 1:
             sys.exit(
                 f"{', '.join(ids)} have rows of other lengths; give lists of as many rows, all of one length."
             )
@@ -141,9 +135,7 @@ def read_inputs(settings: dict[str, Any], given: Any) -> dict[str, np.ndarray]:
         found = ", ".join(given) if isinstance(given, dict) else type(given).__name__
         sys.exit(f"the input has {found or 'nothing'}; give {wanted}.")
     texts = [given[name] for name in names]
-    if not all(
-        isinstance(column, list) and all(isinstance(text, str) for text in column) for column in texts
-    ):
+    if not all(isinstance(one, list) and all(isinstance(text, str) for text in one) for one in texts):
         sys.exit(f"the input is not lists of texts; give {wanted}.")
     if len({len(column) for column in texts}) != 1 or not texts[0]:
         counts = ", ".join(f"{len(column)} of {name}" for name, column in zip(names, texts, strict=True))
@@ -151,23 +143,20 @@ def read_inputs(settings: dict[str, Any], given: Any) -> dict[str, np.ndarray]:
     return features(settings, texts)
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Prints the answers to the arguments, or to the inputs in JSON on standard input."""
     settings = json.loads((FOLDER / "settings.json").read_text(encoding="utf-8"))
     names = settings["inputs"]
     if list(arguments) in (["--help"], ["-h"]) or (not arguments and sys.stdin.isatty()):
         print(__doc__)
         return
-    try:
-        given = (
-            {name: list(arguments[i :: len(names)]) for i, name in enumerate(names)}
-            if arguments
-            else json.load(sys.stdin)
-        )
-    except json.JSONDecodeError as error:
-        sys.exit(
-            f"standard input is no JSON ({error}); give texts as arguments, or {json.dumps({name: ['...'] for name in names})}."
-        )
+    given: Any = {name: arguments[i :: len(names)] for i, name in enumerate(names)}
+    if not arguments:
+        try:
+            given = json.load(sys.stdin)
+        except json.JSONDecodeError as error:
+            wanted = json.dumps({name: ["..."] for name in names})
+            sys.exit(f"standard input is no JSON ({error}); give texts as arguments, or {wanted}.")
     output = load(settings)(read_inputs(settings, given))
     found = answers(settings, output)
     print(json.dumps(found if arguments else {settings["output"]: output.tolist(), "answers": found}))

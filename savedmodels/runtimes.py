@@ -33,7 +33,7 @@ from bert_keras.model.kernels import plain_operations
 from bert_keras.savedmodels import runtime_example
 from bert_keras.savedmodels.export import sample_inputs, servable_of
 from bert_keras.savedmodels.model_card import example_of, measures_table, precision_of
-from bert_keras.savedmodels.servable import check_size, with_constants
+from bert_keras.savedmodels.servable import with_constants
 from bert_keras.savedmodels.verify import CARD, ROUNDING, ask, compare, publishing, relative
 from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.problems.embedding import Embedding
@@ -42,6 +42,7 @@ from bert_keras.tasks.runs.run_card import fact_rows, facts_of
 from bert_keras.tasks.runs.run_folder import Run
 from bert_keras.tasks.task import Problem, model_inputs
 from bert_keras.tasks.training.task_model import encoder_of, with_padding
+from bert_keras.text.sentencepiece import SentencePiece
 from bert_keras.text.vocabulary import TOKENIZER_JSON, VOCAB_TXT, wordpiece_pipeline
 
 OPSET = 18  # of ONNX; ONNX Runtime reads it from 1.14 on
@@ -143,38 +144,35 @@ def check_packages(name: str, *, quantize: str | None = None) -> None:
         )
 
 
-def check_precision(name: str, precision: str) -> None:
-    """Raises BertKerasError if a runtime does not compute in a format."""
+def check_runtime(
+    directory: pathlib.Path, name: str, *, quantize: str | None = None, precision: str = "float32"
+) -> None:
+    """Raises BertKerasError for what `export_to` would refuse before it sees the run: call it before long work."""
     if precision not in (known := RUNTIMES[name].precisions):
         raise BertKerasError(
             f"precision is {precision}, and a model for {name} computes in {' or '.join(known)}; give one of these, or export a "
             "SavedModel."
         )
+    check_packages(name, quantize=quantize)
+    check_folder(directory)
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps the lines that the converters print and log to themselves."""
+def _converting(who: str, remedy: str) -> Iterator[None]:
+    """Drops the lines that a converter or a quantizer prints and logs, and turns its own errors into a BertKerasError."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             yield
-    finally:
-        logging.disable(before)
-
-
-@contextlib.contextmanager
-def _in_one_line(who: str, remedy: str) -> Iterator[None]:
-    """Turns an error of a converter or a quantizer, which have classes of their own, into a BertKerasError."""
-    try:
-        yield
     except OSError:
         raise
     except Exception as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         reason = next((line for line in lines if "operation" in line), lines[0]).strip("- ")
         raise BertKerasError(f"{who} cannot carry this model: {reason:.300}; {remedy}.") from error
+    finally:
+        logging.disable(before)
 
 
 def write_model(
@@ -189,15 +187,13 @@ def write_model(
     """
     runtime = RUNTIMES[name]
     path = folder / runtime.file
-    whole = folder / f"float-{runtime.file}" if quantize else path
-    with _quiet():
-        with _in_one_line(f"the converter for {name}", "export a SavedModel"):
-            runtime.convert(function, output, whole)
-        if quantize:
-            with _in_one_line(f"the {quantize} quantizer for {name}", "leave --quantize out"):
-                runtime.quantize(whole, path)
+    converted = folder / f"float-{runtime.file}" if quantize else path
+    with _converting(f"the converter for {name}", "export a SavedModel"):
+        runtime.convert(function, output, converted)
     if quantize:
-        for file in folder.glob(f"{whole.stem}.*"):
+        with _converting(f"the {quantize} quantizer for {name}", "leave --quantize out"):
+            runtime.quantize(converted, path)
+        for file in folder.glob(f"{converted.stem}.*"):
             file.unlink()
 
 
@@ -223,7 +219,7 @@ _CARD = """# {name}
 
 {tokenizer}
 """
-_TOKENIZERS = (
+_TOKENIZER = (
     "`example.py` is all that a program needs: it has no TensorFlow in it. `tokenizer.json` is read by the library tokenizers, "
     "version 0.21 or newer."
 )
@@ -259,12 +255,9 @@ def export_to(
     then stays unchanged.
     """
     directory = to_path(directory)
-    check_precision(format, precision)
-    check_packages(format, quantize=quantize)
-    check_folder(directory)
+    check_runtime(directory, format, quantize=quantize, precision=precision)
     check_task(run.task)
     run = in_float32(run, format)
-    check_size(run.model)
     servable = servable_of(run)
     with with_padding(run.model), plain_operations():
         function = with_constants(run.model, servable.features_signature())
@@ -273,21 +266,16 @@ def export_to(
         run.task.features(servable.preprocess, {k: tf.constant(v) for k, v in raw.items()})
     )
     expected = np.asarray(run.model(features, training=False))
+    settings = settings_of(run, format, precision=precision)
+    output, coarse = settings["output"], quantize or precision != "float32"
     with publishing(directory, existing="refuse") as new:
-        settings = settings_of(run, format, precision=precision)
-        write_model(format, function, new, output=settings["output"], quantize=quantize)
+        write_model(format, function, new, output=output, quantize=quantize)
         size = sum(file.stat().st_size for file in new.iterdir())
         write_beside(run, new, settings, name=directory.resolve().name, size=size, quantize=quantize)
         given = raw if settings["tokenizer"] else {k: v.numpy().tolist() for k, v in features.items()}
-        answers = ask(new, given, script=new / SCRIPT)
-        output = {settings["output"]: answers[settings["output"]]}
-        compare(
-            {settings["output"]: expected},
-            output,
-            tolerance=COARSE if quantize or precision != "float32" else ROUNDING,
-        )
-    difference = relative(expected, np.asarray(output[settings["output"]])).max()
-    return {"max_difference": float(difference), "bytes": size}
+        found = ask(new, given, script=new / SCRIPT)[output]
+        compare({output: expected}, {output: found}, tolerance=COARSE if coarse else ROUNDING)
+    return {"max_difference": float(relative(expected, np.asarray(found)).max()), "bytes": size}
 
 
 def check_task(task: Problem) -> None:
@@ -332,7 +320,7 @@ def settings_of(run: Run, format: str, *, precision: str = "float32") -> dict[st
         "output": LOGITS if label_type else EMBEDDING,
         "answer": label_type or EMBEDDING,
         "labels": list(task.label_names),
-        "tokenizer": None if is_sentencepiece(run) else TOKENIZER_JSON,
+        "tokenizer": None if isinstance(preprocess.tokenizer, SentencePiece) else TOKENIZER_JSON,
         "seq_length": preprocess.seq_length,
         "truncation": preprocess.truncation if pairs else getattr(task, "truncation", None) or "head",
         "padding": special.padding,
@@ -343,13 +331,6 @@ def settings_of(run: Run, format: str, *, precision: str = "float32") -> dict[st
     }
 
 
-def is_sentencepiece(run: Run) -> bool:
-    """True if the tokenizer is ALBERT's, which the library tokenizers does not compute in the same way."""
-    from bert_keras.text.sentencepiece import SentencePiece
-
-    return isinstance(run.preprocess.tokenizer, SentencePiece)
-
-
 def write_beside(
     run: Run, folder: pathlib.Path, settings: dict[str, Any], *, name: str, size: int, quantize: str | None
 ) -> None:
@@ -358,30 +339,31 @@ def write_beside(
     encoder = encoder_of(members_of(run.model)[0])
     write_tokenizer(tokenizer.to_vocabulary(), folder, max_length=encoder.config.max_length)
     if (folder / VOCAB_TXT).exists():
-        write_json(
-            folder / TOKENIZER_JSON, wordpiece_pipeline(tokenizer.vocabulary, lower_case=tokenizer.lower_case)
-        )
+        pipeline = wordpiece_pipeline(tokenizer.vocabulary, lower_case=tokenizer.lower_case)
+        write_json(folder / TOKENIZER_JSON, pipeline)
     write_json(folder / SETTINGS, settings)
     shutil.copyfile(runtime_example.__file__, folder / SCRIPT)
-    runtime = RUNTIMES[settings["runtime"]]
-    texts = settings["tokenizer"] is not None
-    wanted = ("onnxruntime", "openvino", *(["tokenizers"] if texts else []))
-    precision = settings["precision"]
-    facts = {
+    facts = facts_of(run) | {
         "runtime": settings["runtime"],
         "weights": quantize or "float32",
-        "precision": precision,
+        "precision": settings["precision"],
         "size": f"{size / 1e6:.1f} MB",
     }
-    narrow = [name for name in (quantize, precision) if name not in (None, "float32")]
+    narrow = [format for format in (quantize, settings["precision"]) if format not in (None, "float32")]
+    packages = {"onnxruntime", "openvino"}
+    if settings["tokenizer"]:
+        packages.add("tokenizers")
+        arguments = " ".join(json.dumps(text) for text in example_of(run.task).values())
+        about_tokenizer = _TOKENIZER
+    else:
+        arguments = "< features.json"
+        about_tokenizer = _NO_TOKENIZER.format(features=", ".join(settings["features"]))
     card = _CARD.format(
         name=name,
-        facts=fact_rows(facts_of(run) | facts),
+        facts=fact_rows(facts),
         measures=measures_table(run, rounded=" and ".join(map(str, narrow))),
-        packages=" ".join(package for package in runtime.packages if package in wanted),
-        arguments=" ".join(json.dumps(text) for text in example_of(run.task).values())
-        if texts
-        else "< features.json",
-        tokenizer=_TOKENIZERS if texts else _NO_TOKENIZER.format(features=", ".join(settings["features"])),
+        packages=" ".join(name for name in RUNTIMES[settings["runtime"]].packages if name in packages),
+        arguments=arguments,
+        tokenizer=about_tokenizer,
     )
     (folder / CARD).write_text(card, encoding="utf-8")

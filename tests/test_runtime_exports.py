@@ -16,8 +16,11 @@ from runs import ROBERTA_TOKENS, contents, run_command, texts, write_roberta
 import bert_keras as bk
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
+from bert_keras.features import ENCODER_INPUTS
 from bert_keras.io.formats import RUN, stamp
+from bert_keras.model.kernels import plain_operations
 from bert_keras.savedmodels import runtime_example, runtimes
+from bert_keras.savedmodels.export import sample_inputs, servable_of
 from bert_keras.savedmodels.model_card import precision_of
 from bert_keras.savedmodels.runtime_example import read_inputs
 from bert_keras.savedmodels.runtimes import (
@@ -31,6 +34,7 @@ from bert_keras.savedmodels.runtimes import (
     settings_of,
     write_beside,
 )
+from bert_keras.savedmodels.servable import with_constants
 from bert_keras.savedmodels.verify import CARD, SAMPLES, ExportError
 from bert_keras.tasks.batches import predict
 from bert_keras.tasks.pretraining.vocabulary import learn_sentencepiece
@@ -56,6 +60,25 @@ def needs(name: str, *, quantize: str | None = None) -> None:
     """Skips where the packages of a runtime are not installed."""
     for module in (*RUNTIMES[name].packages, *(RUNTIMES[name].quantizers if quantize else ())):
         pytest.importorskip(module)
+
+
+@pytest.fixture
+def all_installed(monkeypatch) -> None:
+    """Every package of every runtime seems to be installed."""
+    monkeypatch.setattr(runtimes, "check_packages", lambda *args, **kwargs: None)
+
+
+def both(path: Path) -> Run:
+    """An ensemble of a run and the same run."""
+    run = load_run(path)
+    return dataclasses.replace(run, model=Ensemble([run.model, load_run(path).model]))
+
+
+def written_beside(run: Run, folder: Path) -> dict[str, bytes]:
+    """The files beside a model, by name."""
+    folder.mkdir()
+    write_beside(run, folder, settings_of(run, "onnx"), name="model", size=0, quantize=None)
+    return contents(folder)
 
 
 def answers(folder: Path, raw: dict[str, list[str]]) -> dict:
@@ -109,7 +132,7 @@ def test_vectors_scores_and_pairs(name, case, sst2, tmp_path):
     run = untrained(CASES[case], sst2.checkpoint)
     found = export_to(run, tmp_path / "model", name)
     assert found["max_difference"] < 1e-5 and found["bytes"] > 100_000
-    raw = {text: TEXTS[i:] + TEXTS[:i] for i, text in enumerate(run.task.signature())}
+    raw = sample_inputs(run.task.signature(), TEXTS)
     features = run.task.features(run.preprocess, {key: tf.constant(rows) for key, rows in raw.items()})
     expected = np.asarray(run.model(model_inputs(features), training=False))
     settings = json.loads((tmp_path / "model" / SETTINGS).read_text())
@@ -121,10 +144,8 @@ def test_vectors_scores_and_pairs(name, case, sst2, tmp_path):
 @pytest.mark.parametrize("name", RUNTIMES)
 def test_an_ensemble_and_a_run_of_mixed_precision(name, sst2, tmp_path):
     needs(name)
-    run = load_run(sst2.run)
-    both = dataclasses.replace(run, model=Ensemble([run.model, load_run(sst2.run).model]))
     mixed = bk.classifier(sst2.checkpoint, ["no", "yes"], seq_length=24, dtype="mixed_bfloat16").as_run()
-    for folder, exported in (("both", both), ("mixed", mixed)):
+    for folder, exported in (("both", both(sst2.run)), ("mixed", mixed)):
         assert export_to(exported, tmp_path / folder, name)["max_difference"] < 1e-5
 
 
@@ -138,16 +159,13 @@ def sentencepiece_run(path: Path) -> Run:
 
 
 def test_the_command_in_the_card_fits_the_tokenizer(sst2, tmp_path):
-    cards = {}
-    for name, run in (("wordpiece", load_run(sst2.run)), ("sentencepiece", sentencepiece_run(sst2.run))):
-        (tmp_path / name).mkdir()
-        write_beside(run, tmp_path / name, settings_of(run, "onnx"), name="model", size=0, quantize=None)
-        assert (tmp_path / name / "tokenizer.json").exists() == (name == "wordpiece")
-        cards[name] = (tmp_path / name / CARD).read_text()
-    assert '\n    python example.py "' in cards["wordpiece"] and "all that a program" in cards["wordpiece"]
-    assert "\n    python example.py < features.json\n" in cards["sentencepiece"]
-    assert "all that a program" not in cards["sentencepiece"]
-    assert "Compute input_word_ids, input_mask, input_type_ids with" in cards["sentencepiece"]
+    files = written_beside(load_run(sst2.run), tmp_path / "wordpiece")
+    card = files[CARD].decode()
+    assert "tokenizer.json" in files and '\n    python example.py "' in card and "all that a program" in card
+    files = written_beside(sentencepiece_run(sst2.run), tmp_path / "sentencepiece")
+    card = files[CARD].decode()
+    assert "tokenizer.json" not in files and "\n    python example.py < features.json\n" in card
+    assert "all that a program" not in card and f"Compute {', '.join(ENCODER_INPUTS)} with" in card
 
 
 @pytest.mark.long
@@ -155,9 +173,10 @@ def test_the_command_in_the_card_fits_the_tokenizer(sst2, tmp_path):
 def test_a_sentencepiece_run_takes_features(sst2, tmp_path):
     needs("onnx")
     run = sentencepiece_run(sst2.run)
-    preprocess = run.preprocess
     assert export_to(run, tmp_path / "model", "onnx")["max_difference"] < 1e-5
-    given = {name: rows.numpy().tolist() for name, rows in model_inputs(preprocess(["good film"])).items()}
+    given = {
+        name: rows.numpy().tolist() for name, rows in model_inputs(run.preprocess(["good film"])).items()
+    }
     assert len(answers(tmp_path / "model", given)["answers"]) == 1
     done = subprocess.run(
         [sys.executable, tmp_path / "model" / SCRIPT, "good film"], capture_output=True, text=True
@@ -165,7 +184,7 @@ def test_a_sentencepiece_run_takes_features(sst2, tmp_path):
     assert done.returncode == 1 and "give input_word_ids, input_mask" in done.stderr
     ids = [
         tokenizer.tokenize(["good film"]).to_list()
-        for tokenizer in (preprocess.tokenizer, bk.load_tokenizer(tmp_path / "model"))
+        for tokenizer in (run.preprocess.tokenizer, bk.load_tokenizer(tmp_path / "model"))
     ]
     assert ids[0] == ids[1]
 
@@ -223,13 +242,6 @@ def test_openvino_computes_in_bfloat16(sst2, tmp_path, capfd):
     assert "| precision | bfloat16 |" in card and "The export in bfloat16 was not measured" in card
 
 
-@pytest.mark.parametrize(("name", "precision"), [("onnx", "bfloat16"), ("openvino", "float16")])
-def test_a_format_that_a_runtime_does_not_compute_in(name, precision, tmp_path, capfd):
-    flags = ["--run", tmp_path / "no run", "--format", name, "--precision", precision]
-    code, _, err = run_command(capfd, "export", *flags, "--output", tmp_path / "out")
-    assert code == 1 and f"precision is {precision}, and a model for {name} computes in float32" in err
-
-
 def test_the_features_are_those_of_the_preprocessor(sst2, tmp_path, monkeypatch):
     """Every way to cut, one text and two, in BERT's form and in RoBERTa's."""
     roberta = write_roberta(tmp_path / "roberta")
@@ -240,29 +252,20 @@ def test_the_features_are_those_of_the_preprocessor(sst2, tmp_path, monkeypatch)
     for i, (checkpoint, name, truncation) in enumerate(cases):
         run = untrained(TextClassification.open(name, truncation=truncation), checkpoint)
         settings, folder = settings_of(run, "onnx"), tmp_path / str(i)
-        folder.mkdir()
-        write_beside(run, folder, settings, name="model", size=0, quantize=None)
+        written_beside(run, folder)
         monkeypatch.setattr(runtime_example, "FOLDER", folder)
-        columns = [TEXTS[i:] + TEXTS[:i] for i in range(len(run.task.signature()))]
-        raw = {key: tf.constant(rows) for key, rows in zip(run.task.signature(), columns, strict=True)}
-        expected = run.task.features(run.preprocess, raw)
-        for key, value in runtime_example.features(settings, columns).items():
+        raw = sample_inputs(run.task.signature(), TEXTS)
+        expected = run.task.features(run.preprocess, {key: tf.constant(rows) for key, rows in raw.items()})
+        for key, value in runtime_example.features(settings, [*raw.values()]).items():
             np.testing.assert_array_equal(value, expected[key], err_msg=f"{name} {truncation} {key}")
     assert ROBERTA_TOKENS[0] in (tmp_path / "2" / "tokenizer.json").read_text()
 
 
 def test_an_ensemble_has_the_files_of_its_first_member(sst2, tmp_path):
-    run = load_run(sst2.run)
-    both = dataclasses.replace(run, model=Ensemble([run.model, load_run(sst2.run).model]))
-    for name, written in (("one", run), ("both", both)):
-        (tmp_path / name).mkdir()
-        write_beside(
-            written, tmp_path / name, settings_of(written, "onnx"), name="model", size=0, quantize=None
-        )
-    one, two = (contents(tmp_path / name) for name in ("one", "both"))
-    card = two.pop(CARD).decode()
+    one = written_beside(load_run(sst2.run), tmp_path / "one")
+    two = written_beside(both(sst2.run), tmp_path / "both")
+    assert "| ensemble | 2 models, outputs averaged |" in two.pop(CARD).decode()
     assert one.pop(CARD) and one == two
-    assert "| ensemble | 2 models, outputs averaged |" in card
 
 
 def test_waterfall_cuts_the_second_text_first():
@@ -287,51 +290,71 @@ def test_the_answers_of_each_type_of_label():
 
 
 @pytest.mark.parametrize(
-    ("case", "reason"),
+    ("task", "reason"),
     [
-        ("Question answering", "squad2.0 .*windows"),
-        ("Named entities", "conll2003 .*windows"),
-        ("Word features", "word-embedding .*windows"),
-        ("Choice", "swag finds its answers in the text"),
-        ("Fill-mask", "fill.mask finds its answers in the text"),
+        (CASES["Question answering"], "squad2.0 .*windows"),
+        (CASES["Named entities"], "conll2003 .*windows"),
+        (CASES["Word features"], "word-embedding .*windows"),
+        (CASES["Choice"], "swag finds its answers in the text"),
+        (CASES["Fill-mask"], "fill.mask finds its answers in the text"),
+        (TextClassification.open("sst2", doc_stride=8), "sst2 cuts texts into windows"),
     ],
 )
-def test_a_task_whose_answers_need_the_text(case, reason, sst2, tmp_path, monkeypatch):
-    monkeypatch.setattr("bert_keras.savedmodels.runtimes.check_packages", lambda *args, **kwargs: None)
-    run = untrained(CASES[case], sst2.checkpoint)
+def test_a_task_whose_answers_need_the_text(task, reason):
     with pytest.raises(ValueError, match=f"^{reason}.*SavedModel"):
-        export_to(run, tmp_path / "model", "onnx")
+        check_task(task)
+
+
+@pytest.mark.usefixtures("all_installed")
+def test_a_task_whose_answers_need_the_text_writes_nothing(sst2, tmp_path):
+    with pytest.raises(ValueError, match="^swag finds its answers"):
+        export_to(untrained(CASES["Choice"], sst2.checkpoint), tmp_path / "model", "onnx")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_classifier_of_windows_is_refused():
-    with pytest.raises(ValueError, match="sst2 cuts texts into windows"):
-        check_task(TextClassification.open("sst2", doc_stride=8))
+NO_RUN, NO_CHECKPOINT = ["--run", "{}/no run"], ["--checkpoint", "{}/none"]
+ONNX, OPENVINO = ["--format", "onnx"], ["--format", "openvino"]
+FULL = "is there already and not empty"
+REMOTE, FILE = "this folder is written to a local disk", "file is a file; give a folder"
+# Flags of export and the message, which comes before a run or weights are read.
+REFUSED = [
+    (
+        [*NO_RUN, *ONNX, "--precision", "bfloat16"],
+        "precision is bfloat16, and a model for onnx computes in float32",
+    ),
+    (
+        [*NO_RUN, *OPENVINO, "--precision", "float16"],
+        "precision is float16, and a model for openvino computes in float32",
+    ),
+    ([*NO_RUN, "--seq-length", "0"], "seq_length is 0; seq_length must be a whole number of at least 1"),
+    ([*NO_RUN, "--seq-length", "8"], "give --run alone"),
+    ([*NO_RUN, *ONNX, "--freeze"], "freeze must be False for onnx"),
+    ([*NO_RUN, "--quantize", "int8"], "quantize must be None for a savedmodel"),
+    ([*NO_RUN, *OPENVINO, "--target", "tfserving-2.19"], "--target names a TensorFlow Serving"),
+    ([*NO_RUN, "--target", "tfserving-1.0"], "target is 'tfserving-1.0'; give one of"),
+    ([*NO_RUN, "--output", "gs://bucket/out"], REMOTE),
+    ([*NO_RUN, *ONNX, "--output", "gs://bucket/out"], REMOTE),
+    ([*NO_RUN, "--output", "{}/file"], FILE),
+    ([*NO_RUN, *ONNX, "--output", "{}/file"], FILE),
+    ([*NO_RUN, *ONNX, "--output", "{}"], FULL),
+    (["--run", "{}/run", *ONNX], "squad2.0 cuts texts into windows"),
+    ([*NO_CHECKPOINT, *ONNX, "--task", "fill-mask"], "fill-mask finds its answers in the text"),
+    ([*NO_CHECKPOINT, *ONNX, "--embedding", "word"], "word-embedding cuts texts into windows"),
+]
 
 
-@pytest.mark.parametrize(
-    ("model", "reason"),
-    [
-        (["--run", "{}/run"], "squad2.0 cuts texts into windows"),
-        (["--checkpoint", "{}/none", "--task", "fill-mask"], "fill-mask finds its answers in the text"),
-        (["--checkpoint", "{}/none", "--embedding", "word"], "word-embedding cuts texts into windows"),
-    ],
-)
-def test_a_task_whose_answers_need_the_text_is_refused_before_weights_are_read(
-    model, reason, tmp_path, capfd, monkeypatch
-):
-    monkeypatch.setattr("bert_keras.savedmodels.runtimes.check_packages", lambda *args, **kwargs: None)
+@pytest.mark.usefixtures("all_installed")
+@pytest.mark.parametrize(("flags", "message"), REFUSED)
+def test_the_command_refuses_before_it_reads_weights(flags, message, tmp_path, capfd):
     task = stamp(RUN) | {"kind": "question-answering", "task": CASES["Question answering"].to_json()}
+    task |= {"seq_length": 40, "truncation": "longest_first"}
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "task.json").write_text(
-        json.dumps(task | {"seq_length": 40, "truncation": "longest_first"})
-    )
-    flags = ["--output", tmp_path / "out", "--format", "onnx"]
-    code, _, err = run_command(capfd, "export", *(word.format(tmp_path) for word in model), *flags)
-    assert code == 1 and reason in err
-
-
-IDS = ["input_word_ids", "input_mask", "input_type_ids"]
+    (tmp_path / "run" / "task.json").write_text(json.dumps(task))
+    (tmp_path / "file").write_text("")
+    flags = ["--output", "{}/out", *flags]
+    code, _, err = run_command(capfd, "export", *(word.format(tmp_path) for word in flags))
+    assert code == 1 and message in err and "no run" not in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "run"]
 
 
 @pytest.mark.parametrize(
@@ -342,20 +365,19 @@ IDS = ["input_word_ids", "input_mask", "input_type_ids"]
         ({"text": ["good"]}, "the input has text; give .*sentence"),
         (["good"], "the input has list; give"),
         ({"sentence": []}, "the input has 0 of sentence; give as many"),
-        ({name: [[1, 2], [3]] for name in IDS}, "rows of other lengths"),
-        ({name: [["a", "b"]] for name in IDS}, "not all whole numbers"),
+        (
+            {"premise": ["a", "b"], "hypothesis": ["c"]},
+            "has 2 of premise, 1 of hypothesis; give as many of each",
+        ),
+        ({name: [[1, 2], [3]] for name in ENCODER_INPUTS}, "rows of other lengths"),
+        ({name: [["a", "b"]] for name in ENCODER_INPUTS}, "not all whole numbers"),
     ],
 )
 def test_an_input_of_another_form_is_one_line(given, message):
-    settings = {"inputs": ["sentence"], "features": IDS, "tokenizer": "tokenizer.json"}
+    inputs = [*given] if "premise" in given else ["sentence"]
+    settings = {"inputs": inputs, "features": [*ENCODER_INPUTS], "tokenizer": "tokenizer.json"}
     with pytest.raises(SystemExit, match=message):
         read_inputs(settings, given)
-
-
-def test_texts_of_a_pair_that_are_not_as_many():
-    settings = {"inputs": ["premise", "hypothesis"], "features": IDS, "tokenizer": "tokenizer.json"}
-    with pytest.raises(SystemExit, match="has 2 of premise, 1 of hypothesis; give as many of each"):
-        read_inputs(settings, {"premise": ["a", "b"], "hypothesis": ["c"]})
 
 
 def test_a_missing_package_is_named_before_anything_is_read(tmp_path, capfd, monkeypatch):
@@ -371,52 +393,6 @@ def test_a_missing_package_is_named_before_anything_is_read(tmp_path, capfd, mon
     assert code == 1 and "pip install 'bert-keras[onnx]'" in err and "no run" not in err
 
 
-@pytest.mark.parametrize("format", ["onnx", "savedmodel"])
-@pytest.mark.parametrize(
-    ("output", "message"),
-    [
-        ("gs://bucket/out", "this folder is written to a local disk"),
-        ("file", "file is a file; give a folder"),
-    ],
-)
-def test_an_output_that_cannot_be_written_is_refused_before_the_run_is_read(
-    format, output, message, tmp_path, capfd, monkeypatch
-):
-    monkeypatch.setattr("bert_keras.savedmodels.runtimes.check_packages", lambda *args, **kwargs: None)
-    (tmp_path / "file").write_text("")
-    path = output if "://" in output else tmp_path / output
-    code, _, err = run_command(
-        capfd, "export", "--run", tmp_path / "no run", "--output", path, "--format", format
-    )
-    assert code == 1 and message in err and "no run" not in err
-
-
-def test_a_full_folder_and_an_unknown_target_are_refused_before_the_run_is_read(tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr("bert_keras.savedmodels.runtimes.check_packages", lambda *args, **kwargs: None)
-    flags = ["--run", tmp_path / "no run", "--output", tmp_path]
-    (tmp_path / "notes.txt").write_text("mine")
-    code, _, err = run_command(capfd, "export", *flags, "--format", "onnx")
-    assert code == 1 and "is there already and not empty" in err
-    code, _, err = run_command(capfd, "export", *flags, "--target", "tfserving-1.0")
-    assert code == 1 and "target is 'tfserving-1.0'; give one of" in err
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--seq-length", "0"], "seq_length is 0; seq_length must be a whole number of at least 1"),
-        (["--seq-length", "8"], "give --run alone"),
-        (["--format", "onnx", "--freeze"], "freeze must be False for onnx"),
-        (["--quantize", "int8"], "quantize must be None for a savedmodel"),
-        (["--format", "openvino", "--target", "tfserving-2.19"], "--target names a TensorFlow Serving"),
-    ],
-)
-def test_flags_that_belong_to_another_format(flags, message, tmp_path, capfd):
-    code, _, err = run_command(capfd, "export", "--run", "r", "--output", tmp_path / "out", *flags)
-    assert code == 1 and message in err
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize("dtype", ["mixed_bfloat16", "bfloat16"])
 def test_a_narrow_model_becomes_float32(dtype, sst2):
     run = bk.classifier(sst2.checkpoint, ["no", "yes"], seq_length=24, dtype=dtype).as_run()
@@ -429,8 +405,8 @@ def test_a_narrow_model_becomes_float32(dtype, sst2):
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
-def test_a_narrow_model_without_a_float32_form_is_refused(sst2, tmp_path, monkeypatch):
-    monkeypatch.setattr("bert_keras.savedmodels.runtimes.check_packages", lambda *args, **kwargs: None)
+@pytest.mark.usefixtures("all_installed")
+def test_a_narrow_model_without_a_float32_form_is_refused(sst2, tmp_path):
     run = bk.classifier(sst2.checkpoint, ["no", "yes"], seq_length=24, dtype="bfloat16").as_run()
     run.encoder.blocks[0].attention.query.quantize("int8")
     with pytest.raises(
@@ -440,13 +416,13 @@ def test_a_narrow_model_without_a_float32_form_is_refused(sst2, tmp_path, monkey
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("all_installed")
 def test_an_op_that_the_converter_refuses_is_named(sst2, tmp_path, monkeypatch):
     def refuses(function, output, path):
         raise KeyError("OneOpMore")
 
-    row = runtimes.dataclasses.replace(RUNTIMES["onnx"], convert=refuses)
+    row = dataclasses.replace(RUNTIMES["onnx"], convert=refuses)
     monkeypatch.setitem(RUNTIMES, "onnx", row)
-    monkeypatch.setattr("bert_keras.savedmodels.runtimes.check_packages", lambda *args, **kwargs: None)
     with pytest.raises(ValueError, match="converter for onnx cannot carry this model: 'OneOpMore'"):
         export_to(load_run(sst2.run), tmp_path / "model", "onnx")
     assert not list(tmp_path.iterdir())
@@ -457,24 +433,14 @@ def test_an_op_that_the_converter_refuses_is_named(sst2, tmp_path, monkeypatch):
 def test_a_model_with_other_weights_is_not_published(sst2, tmp_path, monkeypatch):
     needs("onnx")
     run = load_run(sst2.run)
-    from bert_keras.model.kernels import plain_operations
-    from bert_keras.savedmodels.servable import with_constants
-
     with plain_operations():
-        function = with_constants(run.model, settings_features())
+        function = with_constants(run.model, servable_of(run).features_signature())
     for variable in run.model.trainable_variables:
         variable.assign(0.99 * variable)
-    monkeypatch.setattr("bert_keras.savedmodels.runtimes.with_constants", lambda *args: function)
+    monkeypatch.setattr(runtimes, "with_constants", lambda *args: function)
     with pytest.raises(ExportError, match="logits differs by .* 1e-05"):
         export_to(run, tmp_path / "model", "onnx")
     assert not list(tmp_path.iterdir())
-
-
-def settings_features() -> dict[str, tf.TensorSpec]:
-    return {
-        name: tf.TensorSpec([None, None], tf.int32, name=name)
-        for name in ("input_word_ids", "input_mask", "input_type_ids")
-    }
 
 
 @pytest.mark.long
