@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exports import CASES, meta_graph, untrained
-from runs import contents, run_command
+from runs import contents
 
 import bert_keras as bk
 from bert_keras.model.hub_layer import HubLayer
@@ -128,14 +128,6 @@ def test_weights_that_do_not_fit_into_one_graph_are_refused_first(sst2, tmp_path
     with pytest.raises(ValueError, match=f"{2 * size / 1e6:,.0f} MB.* --freeze") as error:
         export(both, tmp_path / "served", freeze=True)
     assert "\n" not in str(error.value) and not list(tmp_path.iterdir())
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("forked_answers")
-def test_the_command_freezes(sst2, tmp_path, capfd):
-    code, out, err = run_command(capfd, "export", "--run", sst2.run, "--freeze", "--output", tmp_path / "s")
-    assert code == 0 and "gave the same answers" in out, err
-    assert sum(float_constants(tmp_path / "s" / "1")) > 1000
 
 
 @pytest.mark.long

@@ -53,7 +53,11 @@ TEXTS = [
     "don't stop",
     "x" * 150,
 ]
-WARNINGS = pytest.mark.filterwarnings("ignore")  # the converters' own
+
+
+def converts(test):
+    """Marks a test that converts a model, which takes long and warns."""
+    return pytest.mark.long(pytest.mark.filterwarnings("ignore")(test))
 
 
 def needs(name: str, *, quantize: str | None = None) -> None:
@@ -95,8 +99,7 @@ def answers(folder: Path, raw: dict[str, list[str]]) -> dict:
     return json.loads(done.stdout)
 
 
-@pytest.mark.long
-@WARNINGS
+@converts
 @pytest.mark.parametrize("name", RUNTIMES)
 def test_a_run_answers_texts_without_tensorflow(name, sst2, tmp_path, capfd):
     needs(name)
@@ -122,8 +125,7 @@ def test_a_run_answers_texts_without_tensorflow(name, sst2, tmp_path, capfd):
     assert not [*(tmp_path / "moved elsewhere").glob("float-*")]
 
 
-@pytest.mark.long
-@WARNINGS
+@converts
 @pytest.mark.parametrize(
     ("name", "case"), [("onnx", "Sentence embedding"), ("onnx", "Regression"), ("openvino", "Next sentence")]
 )
@@ -139,8 +141,7 @@ def test_vectors_scores_and_pairs(name, case, sst2, tmp_path):
     np.testing.assert_allclose(answers(tmp_path / "model", raw)[settings["output"]], expected, atol=1e-5)
 
 
-@pytest.mark.long
-@WARNINGS
+@converts
 @pytest.mark.parametrize("name", RUNTIMES)
 def test_an_ensemble_and_a_run_of_mixed_precision(name, sst2, tmp_path):
     needs(name)
@@ -168,8 +169,7 @@ def test_the_command_in_the_card_fits_the_tokenizer(sst2, tmp_path):
     assert "all that a program" not in card and f"Compute {', '.join(ENCODER_INPUTS)} with" in card
 
 
-@pytest.mark.long
-@WARNINGS
+@converts
 def test_a_sentencepiece_run_takes_features(sst2, tmp_path):
     needs("onnx")
     run = sentencepiece_run(sst2.run)
@@ -208,8 +208,7 @@ def test_an_error_of_a_quantizer_is_one_line(tmp_path, monkeypatch):
         logging.disable(logging.NOTSET)
 
 
-@pytest.mark.long
-@WARNINGS
+@converts
 @pytest.mark.parametrize("name", RUNTIMES)
 def test_int8_weights_are_smaller_and_near(name, sst2, tmp_path):
     needs(name, quantize="int8")
@@ -223,8 +222,7 @@ def test_int8_weights_are_smaller_and_near(name, sst2, tmp_path):
     assert "| weights | int8 |" in card and "The export in int8 was not measured" in card
 
 
-@pytest.mark.long
-@WARNINGS
+@converts
 def test_openvino_computes_in_bfloat16(sst2, tmp_path, capfd):
     needs("openvino")
     import openvino
@@ -428,8 +426,7 @@ def test_an_op_that_the_converter_refuses_is_named(sst2, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.long
-@WARNINGS
+@converts
 def test_a_model_with_other_weights_is_not_published(sst2, tmp_path, monkeypatch):
     needs("onnx")
     run = load_run(sst2.run)
@@ -443,8 +440,7 @@ def test_a_model_with_other_weights_is_not_published(sst2, tmp_path, monkeypatch
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.long
-@WARNINGS
+@converts
 def test_a_recurrent_layer_is_carried_by_onnx_and_refused_by_openvino(sst2, tmp_path):
     needs("onnx")
     needs("openvino")
