@@ -31,6 +31,10 @@ def model(*outputs: int) -> TrainingModel:
     return TrainingModel(x, made[0] if len(made) == 1 else made)
 
 
+def means(count: int) -> list[GlobalMean]:
+    return [GlobalMean(cross_entropy) for _ in range(count)]
+
+
 def steps(made: TrainingModel, y, micro_batch: int | None, loss, **options) -> list[np.ndarray]:
     made.compile(keras.optimizers.SGD(0.5), loss, micro_batch=micro_batch, jit_compile=False)
     made.fit(X, y, batch_size=6, epochs=2, shuffle=False, verbose=0, **options)
@@ -132,10 +136,6 @@ def test_losses_and_labels_by_name_or_in_order(named_losses, named_labels):
     assert names == {"loss", "z_loss", "a_loss"}
     assert_equal(logs_and_weights(*given, 1)[0], whole)
     assert_equal(logs_and_weights(*given, 3)[0], whole)
-
-
-def means(count: int) -> list[GlobalMean]:
-    return [GlobalMean(cross_entropy) for _ in range(count)]
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,7 @@ class _TwoMoments(keras.optimizers.Optimizer):
             return
         super().load_own_variables(found)
 
-    def _read(self, gradient: Any, variable: Any, learning_rate: Any) -> tuple[Any, ...]:
+    def _update_inputs(self, gradient: Any, variable: Any, learning_rate: Any) -> tuple[Any, ...]:
         """A variable's place, momentum and velocity, and its gradient and rate in its dtype."""
         place = self._get_variable_index(variable)
         cast = [ops.cast(value, variable.dtype) for value in (gradient, learning_rate)]
@@ -326,7 +326,7 @@ class AdamW(_TwoMoments):
         return self._depths[self._get_variable_index(variable)] <= ops.convert_to_tensor(self._learning_depth)
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        place, momentum, velocity, gradient, rate = self._read(gradient, variable, learning_rate)
+        place, momentum, velocity, gradient, rate = self._update_inputs(gradient, variable, learning_rate)
         beta_1, beta_2 = self.beta_1, self.beta_2
         if self.layer_decay != 1:
             rate = rate * self.rate_factor(variable)
@@ -384,7 +384,7 @@ class LAMB(_TwoMoments):
         self._adapted = [not self._is_excluded(variable) for variable in variables]
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        place, momentum, velocity, gradient, rate = self._read(gradient, variable, learning_rate)
+        place, momentum, velocity, gradient, rate = self._update_inputs(gradient, variable, learning_rate)
         self.assign_add(momentum, (gradient - momentum) * (1 - self.beta_1))
         self.assign_add(velocity, (ops.square(gradient) - velocity) * (1 - self.beta_2))
         first, second = ops.convert_to_tensor(momentum), ops.convert_to_tensor(velocity)

@@ -106,7 +106,7 @@ class Pretrainer(TrainingSteps, keras.Model):
         self._tokens = keras.metrics.Sum(name="tokens") if count_tokens else None
         self.built = True
 
-    def _read(self, variables: Iterable[keras.Variable]) -> list[keras.Variable]:
+    def _trained(self, variables: Iterable[keras.Variable]) -> list[keras.Variable]:
         """The variables but for poolers that no objective reads: they get no gradient, of which Keras would warn."""
         read = {id(self.encoders[one.name]) for one in self.objectives if one.reads == POOLED_OUTPUT}
         poolers = [one.pooler for one in self.encoders.values() if id(one) not in read]
@@ -116,12 +116,12 @@ class Pretrainer(TrainingSteps, keras.Model):
     @property
     def trainable_variables(self) -> list[keras.Variable]:
         """The variables that the objectives train."""
-        return self._read(super().trainable_variables)
+        return self._trained(super().trainable_variables)
 
     @property
     def trainable_weights(self) -> list[keras.Variable]:
         """The weights that the objectives train."""
-        return self._read(super().trainable_weights)
+        return self._trained(super().trainable_weights)
 
     @property
     def non_trainable_variables(self) -> list[keras.Variable]:
