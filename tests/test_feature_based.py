@@ -284,17 +284,17 @@ def test_vectors_that_overflow_float16(checkpoint, tmp_path):
 @pytest.mark.parametrize(
     ("field", "changed"),
     [
-        ("weights", {"checkpoint": "random"}),
+        ("weights", {"scale": 2}),
         ("layers", {"layers": "embeddings"}),
         ("seq_length", {"seq_length": 32}),
         ("text", {"texts": TEXTS[1:]}),
     ],
 )
 def test_a_cache_of_something_else_is_refused(field, changed, cache, checkpoint):
-    source = checkpoints.read(checkpoint)
-    known = {"random": dataclasses.replace(source, tensors={})}
-    given = {"texts": TEXTS, "checkpoint": checkpoint, "shard_examples": 4} | changed
-    given["checkpoint"] = known.get(given["checkpoint"], source)
+    given = {"texts": TEXTS, "shard_examples": 4, "scale": 1} | changed
+    source, scale = checkpoints.read(checkpoint), given.pop("scale")
+    tensors = {name: scale * value for name, value in source.tensors.items()}
+    given["checkpoint"] = dataclasses.replace(source, tensors=tensors)
     before = runs.contents(cache.path)
     with pytest.raises(ValueError, match=f"cache was made with another {field}: .*remove this one"):
         extract(output=cache.path, **given)
