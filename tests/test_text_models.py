@@ -454,6 +454,7 @@ def test_the_command_trains_a_text_model(sst2, checkpoint):
         ("pair", (TEXTS, TEXTS[:2]), LABELS, ["unequal", "24", "2"]),
         ("score", TEXTS, [float("nan")] * 24, ["row 0", "nan"]),
         ("multi", ["good"], [["great"]], ["row 0", "'great'"]),
+        ("multi", ["good"], [[b"\xff"]], ["row 0", "'\ufffd'"]),
         ("endings", {"context": ["a"], "endings": [["b", "c", "d"]]}, [0], ["3", "2"]),
         ("tags", [["good", "film"]], [["O"]], ["row 0", "2 words", "1 tags"]),
         ("tags", [["good film"]], [["O"]], ["row 0", "'good film'"]),
