@@ -33,6 +33,8 @@ TEXTS = texts(24, seed=0)
 LABELS = ["good" if "good" in text or "warm" in text else "bad" for text in TEXTS]
 NAMES = ["bad", "good"]
 SPAN = {"doc_stride": 16, "max_query_length": 8, "max_answer_length": 4, "n_best": 2}
+QUESTIONS = {"question": ["the film"] * 4, "context": ["the plot is good and the film very dull " * 5] * 4}
+ENDINGS = {"context": ["the film"] * 8, "endings": [["is good", "is bad"]] * 8}
 
 
 @pytest.fixture(scope="module")
@@ -55,38 +57,16 @@ def untrained(checkpoint):
 # By problem: the model, texts, labels, and the logs that `evaluate` gives after the loss.
 CASES = {
     "class": (lambda ckpt: bk.classifier(ckpt, NAMES), TEXTS, LABELS, {"accuracy"}),
-    "pair": (
-        lambda ckpt: bk.classifier(ckpt, NAMES, text=("premise", "hypothesis")),
-        (TEXTS, TEXTS[::-1]),
-        LABELS,
-        {"accuracy"},
-    ),
+    "pair": (lambda ckpt: bk.classifier(ckpt, NAMES, text=("premise", "hypothesis")), (TEXTS, TEXTS[::-1]), LABELS, {"accuracy"}),
     "multi": (lambda ckpt: bk.classifier(ckpt, NAMES, multi=True), TEXTS, [[], ["good"], ["bad", "good"]] * 8, {"f1"}),
     "score": (bk.regressor, TEXTS, np.linspace(-1, 1, 24), {"spearman", "pearson"}),
-    "answers": (
-        lambda ckpt: bk.question_answerer(ckpt, unanswerable=True, **SPAN),
-        {"question": ["the film"] * 4, "context": ["the plot is good and the film very dull " * 5] * 4},
-        [{"text": "very dull", "answer_start": 30}, None] * 2,
-        {"exact_match", "f1", "HasAns_f1", "NoAns_f1"},
-    ),
-    "tags": (
-        lambda ckpt: bk.tagger(ckpt, ["PER"], doc_stride=16),
-        [["the", "actor", "is", "good"], ["bad", "plot"]] * 4,
-        [["O", "B-PER", "O", "O"], ["O", "O"]] * 4,
-        {"f1", "precision", "recall", "accuracy"},
-    ),
-    "endings": (
-        lambda ckpt: bk.chooser(ckpt, 2),
-        {"context": ["the film"] * 8, "endings": [["is good", "is bad"]] * 8},
-        [1, 0] * 4,
-        {"accuracy"},
-    ),
-    "masks": (
-        bk.masked_lm,
-        ["the film is [MASK]", "a [MASK] plot"] * 4,
-        ["good", "dull"] * 4,
-        {"accuracy", "top_5", "mean_reciprocal_rank", "skipped"},
-    ),
+    "answers": (lambda ckpt: bk.question_answerer(ckpt, unanswerable=True, **SPAN), QUESTIONS,
+                [{"text": "very dull", "answer_start": 30}, None] * 2, {"exact_match", "f1", "HasAns_f1", "NoAns_f1"}),
+    "tags": (lambda ckpt: bk.tagger(ckpt, ["PER"], doc_stride=16), [["the", "actor", "is", "good"], ["bad", "plot"]] * 4,
+             [["O", "B-PER", "O", "O"], ["O", "O"]] * 4, {"f1", "precision", "recall", "accuracy"}),
+    "endings": (lambda ckpt: bk.chooser(ckpt, 2), ENDINGS, [1, 0] * 4, {"accuracy"}),
+    "masks": (bk.masked_lm, ["the film is [MASK]", "a [MASK] plot"] * 4, ["good", "dull"] * 4,
+              {"accuracy", "top_5", "mean_reciprocal_rank", "skipped"}),
 }  # fmt: skip
 
 
@@ -474,6 +454,7 @@ def test_the_command_trains_a_text_model(sst2, checkpoint):
         ("pair", (TEXTS, TEXTS[:2]), LABELS, ["unequal", "24", "2"]),
         ("score", TEXTS, [float("nan")] * 24, ["row 0", "nan"]),
         ("multi", ["good"], [["great"]], ["row 0", "'great'"]),
+        ("multi", ["good"], [[b"\xff"]], ["row 0", "'\ufffd'"]),
         ("endings", {"context": ["a"], "endings": [["b", "c", "d"]]}, [0], ["3", "2"]),
         ("tags", [["good", "film"]], [["O"]], ["row 0", "2 words", "1 tags"]),
         ("tags", [["good film"]], [["O"]], ["row 0", "'good film'"]),
