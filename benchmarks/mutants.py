@@ -142,7 +142,7 @@ MUTANTS = (
     Mutant("measures-of-a-begun-epoch", "tasks/training/saver.py", "if self._measures is not None:", "if False:",
            ("tests/test_frozen_features.py", "-k", "stopped_training_is_resumed")),
     Mutant("epochs-after-a-resume", "tasks/training/loop.py", "epoch + 1 if begun else stage.epochs", "stage.epochs",
-           ("tests/test_resume.py", "-k", "class on replicas")),
+           ("tests/test_resume.py", "-k", "class and replicas")),
     Mutant("instances-before-the-shard", "tasks/pretraining/instance_sources.py",
            "worker_rows.count_before(skip, size) - worker_rows.count_before(start.instances, size)",
            "worker_rows.count_before(skip, size)",

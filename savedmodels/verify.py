@@ -1,4 +1,4 @@
-"""Gives SavedModels their names only after a fresh process has given the same answers, and keeps the checksums of their files.
+"""The tools of a checked export: a folder that gets its name last, a fresh process that answers, the comparison, the checksums.
 
 In: a folder, and example inputs with the answers of this process. Out: the complete folder, or an error and an unchanged folder.
 """

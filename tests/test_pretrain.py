@@ -282,7 +282,7 @@ OTHER, CASED = WordPiece([*runs.VOCABULARY[:-1], "other"]), WordPiece(runs.VOCAB
         ("bert", {"tokenizer": OTHER}, "the checkpoint was trained with another vocabulary"),
         ("bert", {"tokenizer": CASED}, "tokenizer has lower_case=True, the given one False"),
         ("bert", {"changes": {"size": "tiny"}}, "size and a checkpoint were given"),
-        ("ltr-no-nsp", {}, "set causal=true"),
+        ("ltr-no-nsp", {}, "set causal"),
     ],
 )
 def test_settings_that_contradict_a_checkpoint(name, options, match, tmp_path):

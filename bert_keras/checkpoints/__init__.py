@@ -51,8 +51,8 @@ __all__ = [
     "check_reference",
     "collect",
     "compare",
+    "find_format",
     "format_named",
-    "format_of",
     "load_encoder",
     "load_tokenizer",
     "read",
@@ -99,7 +99,8 @@ def read(path: Path) -> Checkpoint:
     lacking = [name for name in must_be_there if name not in tensors]
     refuse_lacking(lacking, checkpoint, layers=config.num_layers, named=f"{source.file}: ")
     # A class whose heads were not read does not describe these tensors.
-    if checkpoint.architecture in [name for heads, name in ARCHITECTURES if heads <= checkpoint.parts]:
+    parts = checkpoint.parts
+    if checkpoint.architecture in [name for heads, name in ARCHITECTURES if heads <= parts]:
         return checkpoint
     return dataclasses.replace(checkpoint, architecture=None)
 

@@ -221,7 +221,8 @@ def choose_architecture(checkpoint: Checkpoint) -> str:
     """Hugging Face's class without the model's name."""
     if checkpoint.architecture is not None:
         return checkpoint.architecture
-    return next(architecture for heads, architecture in _BY_HEADS if heads <= checkpoint.parts)
+    parts = checkpoint.parts
+    return next(architecture for heads, architecture in _BY_HEADS if heads <= parts)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

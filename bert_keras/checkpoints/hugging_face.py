@@ -240,7 +240,10 @@ def _find(path: pathlib.Path) -> pathlib.Path | None:
 
 def names_in(folder: pathlib.Path) -> Names:
     """The table of a folder; `BertConfig.load` has checked its model_type."""
-    fields = read_optional(folder / _CONFIG)
+    return _names_of(read_optional(folder / _CONFIG))
+
+
+def _names_of(fields: Mapping[str, Any]) -> Names:
     architecture = _architecture(fields)
     fitting = [names for names in _NAMES if names.model_type == fields.get("model_type", "bert")]
     return next((names for names in fitting if architecture in names.classes), fitting[0])
@@ -279,7 +282,7 @@ def _open(folder: pathlib.Path, config: BertConfig) -> Iterator[OpenFile]:
         known = known_fields(fields, _DESCRIBED, where=folder / _CONFIG)
         yield OpenFile(
             file=files[0] if len(files) == 1 else folder,
-            names=names_in(folder),
+            names=_names_of(fields),
             shapes={name: shape for shapes, _ in opened for name, shape in shapes.items()},
             get=lambda name: get[name](name),
             described={

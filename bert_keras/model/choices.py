@@ -22,7 +22,7 @@ class Layers(NamedTuple):
     mixed: bool = False
 
 
-# Table 7, row by row.
+# Devlin et al. 2019, table 7, row by row.
 LAYERS = {
     "embeddings": Layers(slice(0, 1), 0),
     "second_to_last": Layers(slice(-2, -1), 2),

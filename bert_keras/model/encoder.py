@@ -370,7 +370,7 @@ def rematerialized(
         if isinstance(layer, keras.layers.Dropout) and layer.rate > 0
     ]
     seeds = [generator.next() for generator in generators]
-    asks_all = queries is states  # a block tells the two apart by fingerprint
+    asks_all = queries is states  # a block tells the two apart by `is`
 
     def compute(states: Any, scores_mask: Any, *asked: Any) -> Any:
         with _drawing(generators, seeds):

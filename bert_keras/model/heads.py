@@ -79,7 +79,7 @@ class MaskedLMHead(keras.layers.Layer):
         # Keras marks what a saved model holds twice, and gives it back as one object.
         if "shared_object_id" not in config["encoder"]:
             raise BertKerasError(
-                "a MaskedLMHead without its encoder: it reads that one's embedding table; save both in one "
+                "a MaskedLMHead without its encoder: it shares its encoder's embedding table; save both in one "
                 "functional model, or make MaskedLMHead(encoder)."
             )
         encoder = keras.saving.deserialize_keras_object(config["encoder"])

@@ -336,7 +336,7 @@ def _add_bias(x: Any, bias: Any) -> tuple[Any, Callable[[Any], Any]]:
 
 
 class RealTokens(NamedTuple):
-    """The places of the tokens to compute of a batch, counted over all rows.
+    """The places of a batch's tokens that are computed, counted over all rows.
 
     places: int32 [N], the place in [B*S] of each real token
     rows: int32 [B*S], the index in [N] of each place; padding has that of a token before it in its row
@@ -375,7 +375,10 @@ def restore_padding(rows: Any, tokens: RealTokens, *, zeros: bool = False) -> An
 
 @functools.cache
 def _gathers() -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
-    """Gathers, whose gradients are gathers too: TensorFlow's own gradient of a gather adds row by row."""
+    """Gathers, whose gradients are gathers too: TensorFlow's own gradient of a gather adds row by row.
+
+    Each is a `tf.function` of its own, as all custom gradients of this file.
+    """
     import tensorflow as tf
 
     def masked(padded: Any, real: Any) -> Any:

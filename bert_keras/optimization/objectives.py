@@ -188,7 +188,7 @@ class SentencePair(Objective):
         if abs(rate - 0.5) > LABEL_RATE_TOLERANCE:
             yield (
                 f"warning: {rate:.1%} of {count:,} sentence-pair labels are 1, expected about 50 %; documents have few lines: "
-                "separate only documents by blank lines, or set strict=true"
+                "separate only documents by blank lines, or set strict"
             )
 
     def label(self, features: Features, *, seed: Any, worker_rows: WorkerRows = ALL_ROWS) -> Labelled:

@@ -57,6 +57,7 @@ class SlantedTriangular(WarmupLinearDecay):
         return self.peak * (1.0 + fraction * (self.ratio - 1)) / self.ratio
 
 
+# Hparams.schedule repeats these names, because flags must not import Keras. Pre-training has WarmupLinearDecay alone.
 SCHEDULES: dict[str, type[WarmupLinearDecay]] = {
     "linear": WarmupLinearDecay,
     "slanted_triangular": SlantedTriangular,

@@ -7,6 +7,7 @@ In: Features, int32 [B, S], framed and padded, and a seed, int [2]. Out: Feature
     cat 0                                    masked_lm_ids        int32 [B, P], the original tokens
       1 0                                    masked_lm_weights    float32 [B, P], 0 on padding
 
+The rates (15 % of the tokens, of which 80/10/10 are hidden, kept and replaced) are the fields of `bert_keras.fields.Masking`.
 Equal features and an equal seed give equal results on every machine.
 """
 

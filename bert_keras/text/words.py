@@ -109,9 +109,8 @@ class WordSplitter(tf.Module):
         values = codes.values
         classes = tf.gather(self._classes, values)
         at, ones = codes.row_splits[:, tf.newaxis], tf.ones_like(codes.row_splits, tf.int32)
-        borders = (
-            tf.scatter_nd(at, ones, [tf.size(values, tf.int64) + 1]) > 0
-        )  # before and after each character
+        # Before and after each character.
+        borders = tf.scatter_nd(at, ones, [tf.size(values, tf.int64) + 1]) > 0
         inside = tf.zeros_like(classes, tf.bool)
         for name in self._names:
             found = find(codes, name)

@@ -4,7 +4,8 @@
     GET  /v1/models/NAME[/versions/N][/metadata]
     gRPC PredictionService Predict and GetModelMetadata, ModelService GetModelStatus
 
-It limits rows, text and time. It does not batch requests or serve several models: use TensorFlow Serving in production.
+It limits rows, text and time: the limits are the fields of `bert_keras.tasks.options.ServerOptions`. It does not batch requests
+or serve several models: use TensorFlow Serving in production.
 gRPC needs the `serving` extra.
 
 Source: TensorFlow Serving, RESTful API and tensorflow_serving/apis.

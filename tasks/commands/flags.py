@@ -156,8 +156,8 @@ RECIPE_GROUPS: dict[str, Any] = {
     "several settings in one": Shorthands,
     "training": BERT.hparams,
     "encoder, unless --size or --checkpoint decides": BertConfig,
-    "instances": BERT.sampling(128),
-    "masks": BERT.masking(128),
+    "instances": BERT.sampling(),
+    "masks": BERT.masking(),
 }
 
 

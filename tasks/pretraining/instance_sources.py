@@ -75,9 +75,10 @@ class InstanceSource:
     def train(
         self, phase: int, *, skip: int, place: Sequence[int] | None, worker_rows: WorkerRows = ALL_ROWS
     ) -> tf.data.Dataset:
-        """A phase's endless instances from number `skip` on, a multiple of the batch size; only these rows of each batch.
+        """A phase's endless instances from number `skip` on, a multiple of the batch size.
 
         place: the result of `place(skip)`
+        worker_rows: the rows of each batch to return
         """
         raise NotImplementedError
 
@@ -118,16 +119,14 @@ class TextInstances(InstanceSource):
         recipe: Recipe,
         **known: Any,
     ) -> None:
+        if isinstance(held_out, float) and not 0 < held_out < 1:
+            raise BertKerasError(f"held_out is {held_out}; give a fraction of the documents between 0 and 1.")
         super().__init__(recipe=recipe, lengths=[length for length, _ in recipe.hparams.phases], **known)
         self._segment, self._workers = segment, workers
         self._failures: list[Exception] = []
         self._places: list[Place] = []
         self.fingerprint = {"text": digest_documents(documents)}
         if isinstance(held_out, float):
-            if not 0 < held_out < 1:
-                raise BertKerasError(
-                    f"held_out is {held_out}; give a fraction of the documents between 0 and 1."
-                )
             self._documents: Iterable[Document] = HashSplit(documents, held_out, inside=False)
             self._held_out: Iterable[Document] | None = HashSplit(documents, held_out, inside=True)
             self.fingerprint["held_out"] = held_out
@@ -226,14 +225,14 @@ class RecordInstances(InstanceSource):
         ]
         lengths = [_length(self._in_order[phase]) for phase in range(len(records))]
         self.lines += check_lengths(recipe, lengths)
+        if held_out is not None and (found := _length(self._in_order[None])) not in lengths:
+            wanted = " or ".join(map(str, lengths))
+            raise BertKerasError(
+                f"the held-out records have {found} positions and the training records {wanted}; give held-out records of "
+                f"{wanted}."
+            )
         self.fingerprint = {"records": [digest_records(source) for source in records]}
         if held_out is not None:
-            if (found := _length(self._in_order[None])) not in lengths:
-                wanted = " or ".join(map(str, lengths))
-                raise BertKerasError(
-                    f"the held-out records have {found} positions and the training records {wanted}; give held-out records of "
-                    f"{wanted}."
-                )
             self.fingerprint["held_out"] = digest_records(held_out)
         super().__init__(recipe=recipe, tokenizer=tokenizer, lengths=lengths, **known)
 

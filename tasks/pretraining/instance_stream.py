@@ -82,7 +82,7 @@ def check_segments_are_read(segment: Segmenter | None, *, whole_word: bool) -> N
     """Raises BertKerasError for a segmenter that no mask reads."""
     if segment is not None and not whole_word:
         raise BertKerasError(
-            "a segmenter was given, and only masks of whole words read its words; set whole_word=true, or leave it out."
+            "a segmenter was given, and only masks of whole words read its words; set whole_word, or leave it out."
         )
 
 

@@ -85,7 +85,7 @@ def check_direction(recipe: Recipe, config: BertConfig) -> None:
     """Raises BertKerasError for an encoder that sees the tokens which the recipe predicts from the left."""
     if LeftToRight in objective_classes(recipe) and not config.causal:
         raise BertKerasError(
-            "left_to_right needs an encoder with causal attention, and the checkpoint's is not; set causal=true."
+            "left_to_right needs an encoder with causal attention, and the checkpoint's is not; set causal."
         )
 
 
@@ -128,7 +128,7 @@ def step_warnings(hparams: PretrainHparams) -> list[str]:
         return []
     return [
         f"warning: updates may be {longest:.1f}x the learning rate in a warm-up of {hparams.warmup_steps:,} steps without bias "
-        "correction, and a masked LM may learn no more than token frequencies; set bias_correction=true, or a larger "
+        "correction, and a masked LM may learn no more than token frequencies; set bias_correction, or a larger "
         "warmup_proportion"
     ]
 
@@ -314,7 +314,7 @@ def _check_labels(records: str, recipe: Recipe, made: dict[str, Any]) -> None:
     if has_labels and made.get("sampler", sampler) != sampler:
         raise BertKerasError(
             f"the labels of {records} are from the sampler {shortened(made['sampler'])} ({MANIFEST}), but the recipe has "
-            f"{sampler}; give instances from {sampler}, or set sampler={made['sampler']}."
+            f"{sampler}; give instances from {sampler}, or set sampler to {made['sampler']}."
         )
 
 

@@ -241,12 +241,13 @@ def read_records(
     Raises FileNotFoundError if a file is missing, and ValueError if a folder is not complete or was made with another
     vocabulary, or if a file has no instances.
     """
-    for folder, manifest in load_manifests(source).items():
+    manifests = load_manifests(source)
+    for folder, manifest in manifests.items():
         _check_tokenizer(folder, manifest, tokenizer)
     if (written := written_folder(source)) is None:
         files, count = list_record_files(source), None
     else:
-        files, count = _complete_files(written)
+        files, count = _complete_files(written, manifests[written])
     with files[0].open("rb") as opened:
         compression = "GZIP" if opened.read(2) == b"\x1f\x8b" else ""
     records = tf.data.TFRecordDataset([str(file) for file in files], compression)
@@ -339,9 +340,8 @@ def digest_records(source: RecordFiles) -> str:
     return digest(digest_file(file) for file in (*list_record_files(source), *manifest))
 
 
-def _complete_files(path: pathlib.Path) -> tuple[list[pathlib.Path], int]:
+def _complete_files(path: pathlib.Path, manifest: Mapping[str, Any]) -> tuple[list[pathlib.Path], int]:
     """The files of a complete folder and the number of their instances."""
-    manifest = read_manifest(path)
     if manifest[SUMMARY] is None:
         raise BertKerasError(
             f"{path} is not complete ({MANIFEST} has no summary); rerun the command that writes it to resume."
