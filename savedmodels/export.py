@@ -70,9 +70,8 @@ def export(
     check_export(directory, target=target)
     servable = servable_of(run, frozen=freeze)
     if target is not None:
-        check_ops(
-            set().union(*(ops_of(function.graph.as_graph_def()) for function in servable.functions())), target
-        )
+        graphs = [function.graph.as_graph_def() for function in servable.functions()]
+        check_ops(set().union(*map(ops_of, graphs)), target)
     name = directory.resolve().name
     with publishing(directory) as new:
         for file, text in server_files(name).items():
@@ -146,7 +145,7 @@ def sample_inputs(
     return {
         name: orders[i]
         if len(spec.shape) == 1
-        else [[orders[i + k][row] for k in range(spec.shape[1])] for row in range(len(texts))]
+        else [[orders[(i + k) % len(orders)][row] for k in range(spec.shape[1])] for row in range(len(texts))]
         for i, (name, spec) in enumerate(signature.items())
     }
 

@@ -30,9 +30,8 @@ from bert_keras.tasks.task import Problem
 from bert_keras.tasks.training.loop import RESULTS_FILE
 from bert_keras.tasks.training.task_model import encoder_of
 
-VERSIONS = tuple(
-    f"2.{minor}" for minor in range(10, 21)
-)  # of TensorFlow Serving, which an export can be checked for
+# Of TensorFlow Serving, which an export can be checked for.
+VERSIONS = tuple(f"2.{minor}" for minor in range(10, 21))
 MODELS, BATCHING = "models.config", "batching_parameters.txt"
 
 CARD_TEMPLATE = """# {name}

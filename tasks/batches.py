@@ -25,9 +25,8 @@ from bert_keras.tasks.devices.strategies import in_replicas, padded_for
 from bert_keras.tasks.task import Arrays, Features, Problem, Raw, model_inputs
 from bert_keras.text.preprocessing import Preprocessor, own_rows, pad_batches
 
-POOL = (
-    50  # batches that are sorted by length together: enough for similar lengths, few enough for random order
-)
+# Batches that are sorted by length together: enough for similar lengths, few enough for random order.
+POOL = 50
 EMPTY = "the data set is empty; give at least one example."
 _ROW = "row"  # the position of the example in the data set, int64 [B]
 

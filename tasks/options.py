@@ -119,7 +119,7 @@ SENTENCE_PAIR_LABELS = {"next-sentence": ("is_next", "not_next"), "sentence-orde
 # The tasks that a pre-trained checkpoint can do without fine-tuning.
 PRETRAINED_TASKS = ("fill-mask", *SENTENCE_PAIR_LABELS)
 
-# An option of several classes has the help of the first of them.
+# If several classes have an option, the flag shows the help of the first class.
 TASK_OPTIONS = (
     ClassifierOptions,
     ColumnOptions,

@@ -253,8 +253,11 @@ def model_inputs(features: Features) -> Features:
     return {name: features[name] for name in MODEL_INPUTS if name in features}
 
 
-def find_labelled(known: np.ndarray, name: str) -> np.ndarray:
-    """The mask of labelled examples, bool [N]. Raises BertKerasError where it has none. name: of the task."""
+def checked_labelled(known: np.ndarray, name: str) -> np.ndarray:
+    """The mask of labelled examples, bool [N], unchanged. name: the name of the task.
+
+    Raises BertKerasError if no example is labelled.
+    """
     if not known.any():
         raise BertKerasError(f"none of the {len(known)} {name} examples is labelled; give a labelled split.")
     return known

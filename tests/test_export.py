@@ -478,6 +478,11 @@ def test_answers_that_are_cut_from_windows(sst2, tmp_path):
     assert relative(expected["score"].numpy(), score).max() < 0.1
 
 
+def test_the_sample_inputs_of_more_choices_than_sample_texts():
+    inputs = sample_inputs(MultipleChoice(num_choices=8).signature())
+    assert {len(endings) for endings in inputs["endings"]} == {8} and len(inputs["endings"]) == len(SAMPLES)
+
+
 def test_the_precision_of_an_ensemble(sst2):
     run = load_run(sst2.run)
     both = dataclasses.replace(run, model=Ensemble([run.model, load_run(sst2.run).model]))

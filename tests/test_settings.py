@@ -13,7 +13,6 @@ from bert_keras.optimization.schedules import SCHEDULES
 from bert_keras.tasks import hparams as settings
 from bert_keras.tasks import options
 from bert_keras.tasks.frozen.extract_file import WRITERS
-from bert_keras.tasks.frozen.extractor import DTYPES
 from bert_keras.tasks.hparams import Hparams, PretrainHparams, Sampling
 from bert_keras.tasks.pretraining.model import OPTIMIZERS
 from bert_keras.tasks.pretraining.samplers import SAMPLERS
@@ -181,7 +180,6 @@ def choices(kind: type, name: str) -> set[str]:
         (options.ClassifierOptions, "pooling", POOLINGS),
         (options.ExportOptions, "embedding", [*embedding.POOLINGS, "word"]),
         (options.FeatureOptions, "format", WRITERS),
-        (options.FeatureOptions, "dtype", DTYPES),
         (options.VocabularyOptions, "kind", KINDS),
         (options.TaggingOptions, "context", options.TAGGING_DEFAULTS),
         (options.AblationOptions, "scale", SCALES),

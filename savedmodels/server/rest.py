@@ -49,9 +49,6 @@ HOSTS = ("localhost", "127.0.0.1", "[::1]")
 BACKLOG = 128  # the most connections that wait to be accepted
 LINGER = 2.0  # seconds to read the rest of a refused body, so that its client sees the response
 GRACE = 0.2  # seconds for running requests when the server stops
-MAX_DEPTH = 32  # levels of nested lists and objects, more than any tensor has
-MAX_LISTS = 100_000  # lists and objects in a body
-TOO_DEEP = f"the body is nested too deep; send at most {MAX_DEPTH} levels of lists and objects."
 _PATH = re.compile(
     r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?"
     r"(?P<verb>:predict|:classify|:regress|/metadata)?"
@@ -228,6 +225,10 @@ def _json(status: int, error: str, **headers: str) -> web.Response:
 
 # -----------------------------------------------------------------------------------------------------------
 # JSON: the body of a :predict request -> the body of its response; a model's metadata
+
+MAX_DEPTH = 32  # levels of nested lists and objects, more than any tensor has
+MAX_LISTS = 100_000  # lists and objects in a body
+TOO_DEEP = f"the body is nested too deep; send at most {MAX_DEPTH} levels of lists and objects."
 
 
 def answer(served: Served, body: bytes, call: Call) -> dict[str, Any]:

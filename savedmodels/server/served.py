@@ -171,8 +171,8 @@ class Served:
             part = self._run(signature, {name: x[cut] for name, x in inputs.items()}, call)
             for name, array in part.items():
                 parts.setdefault(name, []).append(array)
-                rows, *sizes = shapes.get(name, (0, *array.shape[1:]))
-                shapes[name] = (rows + len(array), *map(max, sizes, array.shape[1:]))
+                count, *sizes = shapes.get(name, (0, *array.shape[1:]))
+                shapes[name] = (count + len(array), *map(max, sizes, array.shape[1:]))
             _check_answer(shapes.values())
         call.check()
         return {name: _joined(name, arrays, shapes[name]) for name, arrays in parts.items()}

@@ -312,7 +312,7 @@ def convert_triviaqa(
 def _read_documents(
     examples: Iterable[Mapping[str, Any]], tokens: int, progress: Callable[[int], Any]
 ) -> Iterator[tuple[str, dict[str, Any] | None]]:
-    """Yields the question of each of its documents once, with the document's article in the file; None without an answer.
+    """Yields (question id, article) once for each document; the article is None if the document has no answer.
 
     TensorFlow Datasets has the questions of TriviaQA's files for the web and for Wikipedia, so that many are there twice.
     """

@@ -141,7 +141,7 @@ def padded_for(distribution: tf.distribute.Strategy, preprocess: Preprocessor) -
 def in_replicas(
     distribution: tf.distribute.Strategy, call: Callable[[Any], Any], *, batch_size: int
 ) -> Callable[[Any], Any]:
-    """`call` for rows, a structure of [B, ...], of which each replica computes a share.
+    """Divides `call` among the replicas: each computes a share of the rows, a structure of [B, ...].
 
     batch_size: the largest B
 

@@ -27,10 +27,8 @@ from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
 
 HELD_OUT = "held-out"  # the name of the split that dev_fraction makes
-TRAIN, DEV = (
-    "train_examples",
-    "dev_examples",
-)  # keys in a fingerprint: the number of examples and their SHA-256
+# Keys in a fingerprint: the number of examples and their SHA-256.
+TRAIN, DEV = "train_examples", "dev_examples"
 Path = str | pathlib.Path
 
 

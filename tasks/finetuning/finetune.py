@@ -77,9 +77,8 @@ def _new_parts(
     task: Task, encoder: BertEncoder, report: checkpoints.Report | None
 ) -> list[keras.layers.Layer]:
     """The parts of an encoder that the checkpoint lacks and the task reads: frozen, they would stay at random weights."""
-    names = (
-        {name.split("/")[0] for name in report.fresh} if report else ()
-    )  # else all is random, as a baseline
+    # Without a report all is random, as a baseline.
+    names = {name.split("/")[0] for name in report.fresh} if report else ()
     read = {"bilstm": encoder.bilstm} | ({"pooler": encoder.pooler} if POOLED_OUTPUT in task.outputs else {})
     return [part for name, part in read.items() if name in names and part is not None]
 
@@ -185,7 +184,7 @@ def _checked_tokenizer(
 def _lines_about(
     task: Task, preprocess: Preprocessor, examples: Examples, hparams: Hparams, *, steps: int
 ) -> list[str]:
-    """A warning about texts that are cut, if there are any, and the line that a training begins."""
+    """A warning about texts that are cut, if there are any, and the line that announces the training."""
     cut = cut_texts(task, preprocess, next(iter(examples.train.batch(CUT_SAMPLE))))
     counts = f"{examples.train_count:,} examples, {steps:,} steps; dev {examples.dev_count:,} examples"
     how = {

@@ -24,13 +24,15 @@ import numpy as np
 
 from bert_keras.config import MAX_LAYERS, BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError, first_line
+from bert_keras.fields import field_types
 from bert_keras.io import formats
 from bert_keras.io.files import atomic_file, digest
 from bert_keras.io.folders import Folder, Layout
-from bert_keras.io.json_files import OBJECT, TEXT, checked_fields, integer, list_of, one_of, shortened
+from bert_keras.io.json_files import OBJECT, TEXT, checked_fields, integer, list_of, shortened
 from bert_keras.io.paths import to_path
 from bert_keras.model.feature_bilstm import VECTORS
-from bert_keras.tasks.frozen.extractor import DTYPES, Example, Extractor
+from bert_keras.tasks.frozen.extractor import Example, Extractor
+from bert_keras.tasks.options import FeatureOptions
 
 if TYPE_CHECKING:  # imported where it is used: slow to import, and not needed otherwise
     import pyarrow
@@ -238,7 +240,7 @@ def _read_header(path: pathlib.Path) -> dict[str, Any]:
         "listed": list_of(TEXT),
         "layers": list_of(integer(0, MAX_LAYERS)),
         "shards": list_of(integer(0, 2**63 - 1)),
-        "dtype": one_of(DTYPES),
+        "dtype": field_types(FeatureOptions)["dtype"],
     }
     header = Folder(path, CACHE).fingerprint()
     checked_fields(header, kinds, where=path / HEADER, others=True)

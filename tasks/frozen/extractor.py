@@ -42,7 +42,6 @@ from bert_keras.tasks.training.task_model import NEW_PARTS, check_sizes
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.words import TEXT, find_words, take_text
 
-DTYPES = ("float16", "float32")
 FEATURES = "features"  # the column of a row: int32 [3, N], ids, mask and types of its N tokens
 Example = Mapping[str, bytes]
 
@@ -210,7 +209,7 @@ class Extractor:
     source: a Checkpoint, whose encoder is made at the first call (without tensors, its weights are random); or an encoder with
         the outputs OUTPUTS, whose weights must stay as they are from the first call on
     places: the layers, 0 is the embeddings
-    dtype: of the vectors, one of DTYPES
+    dtype: of the vectors, float16 or float32
     precision: the format in which a checkpoint's encoder computes: one of bert_keras.model.choices.PRECISIONS, or a policy
     batch_size: examples that are read at once, and windows that the encoder computes at once
     """

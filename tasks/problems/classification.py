@@ -29,7 +29,7 @@ from bert_keras.tasks.data.glue import LABEL, ROWS, TextDataSet
 from bert_keras.tasks.data.sources import Source
 from bert_keras.tasks.metrics import Table, list_errors, most_confident, plain
 from bert_keras.tasks.options import SENTENCE_PAIR_LABELS, ClassifierOptions, ColumnOptions
-from bert_keras.tasks.task import POOLINGS, Arrays, Features, Raw, Task, classifier_model, find_labelled
+from bert_keras.tasks.task import POOLINGS, Arrays, Features, Raw, Task, checked_labelled, classifier_model
 from bert_keras.text.preprocessing import Preprocessor
 
 LABELS, SCORE, PROBABILITIES = "labels", "score", "probabilities"
@@ -271,8 +271,9 @@ class TextClassification(Task):
         return GlobalMean(self.type.loss)
 
     def decode(self, outputs: tf.Tensor, features: Features, raw: Raw) -> dict[str, tf.Tensor]:
-        """Logits [B, C] -> the served tensors of the type of labels: see `decode` in LABEL_TYPES.
+        """Logits [B, C] -> "label" string [B] and "probabilities" float32 [B, C], or "score" float32 [B].
 
+        Where a text has any number of labels: "labels" string [B, C], "" where a label does not apply, and "probabilities".
         The logits [W, C] of windows become those of texts. The logits of a text are the mean over its windows, as those of an
         ensemble are the mean over its models: the order of the two means does not matter, and a score is a mean of scores.
         """
@@ -286,7 +287,7 @@ class TextClassification(Task):
 
     def evaluate(self, predictions: Arrays, raw: Arrays) -> Iterator[tuple[str, float]]:
         """Yields the measures over the labelled examples. Raises BertKerasError where no example is labelled."""
-        known = find_labelled(self._is_known(raw[LABEL]), self.name)
+        known = checked_labelled(self._is_known(raw[LABEL]), self.name)
         labels, predicted = raw[LABEL][known], self.type.predicted(predictions, self.label_names)[known]
         for name in self.measures:  # micro-averaged over any number of labels
             yield name, metrics.MEASURES[name](labels.ravel(), predicted.ravel())

@@ -26,7 +26,7 @@ from bert_keras.tasks.data.sources import Source, split_file
 from bert_keras.tasks.data.tables import checked_text, column_names, get_ending, read_table
 from bert_keras.tasks.metrics import Table, accuracy, degenerate_classes, list_errors, plain
 from bert_keras.tasks.options import TASK_DEFAULTS, ChoiceOptions
-from bert_keras.tasks.task import Arrays, Features, Raw, Task, find_labelled
+from bert_keras.tasks.task import Arrays, Features, Raw, Task, checked_labelled
 from bert_keras.text.preprocessing import Preprocessor
 
 CONTEXT, ENDINGS, LABEL = "context", "endings", "label"
@@ -221,7 +221,7 @@ class MultipleChoice(Task):
 
     def evaluate(self, predictions: Arrays, raw: Arrays) -> Iterator[tuple[str, float]]:
         """Yields the accuracy over the labelled examples. Raises BertKerasError where no example is labelled."""
-        known = find_labelled(raw[LABEL] >= 0, self.name)
+        known = checked_labelled(raw[LABEL] >= 0, self.name)
         yield self.measure, accuracy(raw[LABEL][known], predictions[LABEL][known])
 
     def degenerate(self, predictions: Arrays, raw: Arrays) -> str | None:

@@ -18,7 +18,7 @@ from bert_keras import checkpoints
 from bert_keras.checkpoints.hugging_face import TOP
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.fields import field_types
+from bert_keras.fields import field_types, flag_of
 from bert_keras.io import formats
 from bert_keras.io.files import digest_file, write_json
 from bert_keras.io.json_files import (
@@ -89,7 +89,7 @@ def task_type(name: str) -> type[Task]:
 def open_task(name: str, source: Source | None, **options: Any) -> Task:
     """Opens the task named `name`. Raises BertKerasError for an unknown name, or an option that the task does not have."""
     task = task_type(name)
-    if unknown := [f"--{option.replace('_', '-')}" for option in options if option not in task.options]:
+    if unknown := [flag_of(option) for option in options if option not in task.options]:
         raise BertKerasError(f"{', '.join(unknown)} does not apply to the task {name}; leave it out.")
     return task.open(name, source, **options)
 
@@ -150,7 +150,7 @@ def save_run(
 ) -> None:
     """Writes weights, config, vocabulary and task.json. Raises as `save_weights`.
 
-    model: on a BiLSTM without an encoder, whose weights are in the folder already, if it learned from stored vectors
+    model: has no encoder if it learned from stored vectors; the folder then has the weights of the encoder already
     frozen: paths of layers that `load_run` freezes
     """
     heads, bilstm, tokenizer = heads_of(model), bilstm_of(model), preprocess.tokenizer

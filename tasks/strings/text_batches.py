@@ -178,12 +178,8 @@ def evaluation_data(
 
     Raises as `text_batches`, and for weights where the problem has measures of its own, which count every text alike.
     """
-    x, problem, strategy, size = (
-        given[0],
-        model.problem,
-        model.distribute_strategy,
-        get_batch_size(batch_size),
-    )
+    x, size = given[0], get_batch_size(batch_size)
+    problem, strategy = model.problem, model.distribute_strategy
     preprocess, rows = padded_for(strategy, model.preprocess), rows_for(strategy, size)
     weighted: Any = Weighted(problem, None)
     if isinstance(x, tf.data.Dataset):

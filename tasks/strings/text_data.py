@@ -28,7 +28,7 @@ CUT_SAMPLE = 1_000  # examples that are looked at for texts that are cut
 
 
 def get_batch_size(batch_size: int | None) -> int:
-    """The size of a batch of texts: BATCH_SIZE for None. Raises BertKerasError for another value than a whole number over 0."""
+    """The size of a batch of texts: BATCH_SIZE for None. Raises BertKerasError unless it is None or at least 1."""
     return BATCH_SIZE if batch_size is None else checked_value(Hparams, "batch_size", batch_size)
 
 

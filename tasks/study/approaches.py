@@ -55,7 +55,7 @@ VECTORS = "vectors"
 class _FromCheckpoint:
     """An ablation of one checkpoint that is ready to run.
 
-    starts: the checkpoint with its weights, and by True without them, for rows at random weights
+    starts: False -> the checkpoint; True -> the checkpoint without weights, for rows that start at random
     tasks: by the name and the context of their rows
     given: the settings that were given, by the names of Hparams
     how: arguments for every training: strategy_name, verbose, log
@@ -128,7 +128,6 @@ class _FromCheckpoint:
             shutil.rmtree(cache, ignore_errors=True)
         every = dataclasses.replace(hparams, feature_layers=",".join(map(str, places)), lstm_layers=0)
         plan = plan_finetuning(task, checkpoint=source, hparams=every, feature_cache=cache, output=cache)
-        assert plan.prepared is not None  # it has feature_layers
         only = Workers(plan.model.distribute_strategy)
         with plan.prepared(cache, workers=only, log=self.how["log"]):
             self.stored.add(cache)

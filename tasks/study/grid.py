@@ -238,16 +238,15 @@ def fingerprints_of(
 ) -> list[dict[str, Any]]:
     """The fingerprint of each fine-tuning. All examples of a task and all weights of a checkpoint are read once.
 
-    trainings: the tasks and checkpoints are few objects; all checkpoints have one tokenizer
+    trainings: trainings of one task or checkpoint share the object, which is read once; all checkpoints have the same tokenizer
 
     Raises BertKerasError for a task, checkpoint and settings that `finetune` would refuse, and for a split without labels.
     """
     distribution, tokenizer = strategy(strategy_name), checkpoints.tokenizer_of(trainings[0][1])
     checked = set()
     for task, source, hparams in trainings:
-        settings = dataclasses.asdict(hparams) | dict.fromkeys(
-            ("learning_rate", "epochs", "seed")
-        )  # fit any task
+        # These three fit any task.
+        settings = dataclasses.asdict(hparams) | dict.fromkeys(("learning_rate", "epochs", "seed"))
         if (key := (id(task), id(source), *settings.values())) in checked:
             continue
         checked.add(key)

@@ -209,12 +209,11 @@ def write_summaries(summaries: Sequence[Summary], output: pathlib.Path, content:
     """Writes results.png, a plot of all runs that have a measure, and then results.json. The seeds of a setting are one row."""
     panels: dict[str, dict[str, list[Dot]]] = {}
     for summary in summaries:
-        rows = panels.setdefault(f"{summary.task}, {summary.measure}", {})
+        rows, best = panels.setdefault(f"{summary.task}, {summary.measure}", {}), summary.best
         for one in summary.outcomes:
             dots = rows.setdefault(one.path.name.rpartition("_seed-")[0], [])
             if one.measures:
-                stuck, best = one.degenerate is not None, one is summary.best
-                dots.append(Dot(one.measures[summary.measure], stuck, best))
+                dots.append(Dot(one.measures[summary.measure], one.degenerate is not None, one is best))
     draw(panels, output / PICTURE, label="dev")
     write_results(output, content)
 

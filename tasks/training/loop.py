@@ -152,7 +152,7 @@ def train(
 
     save_every: steps between two saves, which stay; None saves at the end of each epoch, and removes the saves when it has
         finished; 0 saves nothing, so that an interrupted run starts again
-    verbose, log, Ctrl-C: as in `finetune`
+    verbose, log: as in `finetune` and `pretrain`
 
     Raises BertKerasError if the folder has other content or is in use, and LossDiverged.
     """

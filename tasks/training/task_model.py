@@ -168,8 +168,13 @@ def with_padding(model: keras.Model) -> Iterator[None]:
 
 # The fields of Hparams that describe the optimizer and its schedule.
 OPTIMIZER_SETTINGS = (
-    *("learning_rate", "warmup_proportion", "weight_decay", "clip_norm"),
-    *("bias_correction", "layer_decay", "schedule"),
+    "learning_rate",
+    "warmup_proportion",
+    "weight_decay",
+    "clip_norm",
+    "bias_correction",
+    "layer_decay",
+    "schedule",
 )
 
 
