@@ -103,7 +103,7 @@ CASES = [
     ("convert to no format", [*CONVERT, "--format", "onnx"], None, "no checkpoint format 'onnx'; the formats are hugging-face"),
     # The run
     ("no run", [*PREDICT, "--run", "none"], None, "no task.json in none; give the folder that"),
-    ("run without task.json", EXPORT, remove("run/task.json"), "no task.json in run; give"),
+    ("run without task.json", EXPORT, remove("run/task.json"), "run has no task.json; train again"),
     ("half-written task.json", PREDICT, cut("run/task.json", 0.5), "task.json is not a JSON file in UTF-8"),
     ("task.json of no task", EVALUATE, rewrite("run/task.json", kind="other"), "task.json is not the task.json of a run"),
     ("task.json without a field", EXPORT, rewrite("run/task.json", seq_length=None), "task.json is not .* 'seq_length'"),

@@ -89,15 +89,16 @@ def make_training_data(
 
     Arguments: those of `make_batches` and of `fit`. Warns of texts in Python that are cut.
     """
-    x, problem, preprocess = given[0], model.problem, model.preprocess
+    # A model that reads features alone may have no vocabulary: `model.preprocess` is read for texts only.
+    x, problem = given[0], model.problem
     if validation_split:
         if validation_data is not None:
             raise BertKerasError("validation_split and validation_data were given; give one.")
-        given, validation_data = text_data.split_texts(problem, preprocess, *given, validation_split)
+        given, validation_data = text_data.split_texts(problem, model.preprocess, *given, validation_split)
     if not isinstance(x, tf.data.Dataset) and not has_features(x):
-        columns = raw_columns(problem, preprocess, *given)
+        columns = raw_columns(problem, model.preprocess, *given)
         first = text_data.take_rows(columns, slice(text_data.CUT_SAMPLE))
-        if cut := text_data.cut_texts(problem, preprocess, first):
+        if cut := text_data.cut_texts(problem, model.preprocess, first):
             warnings.warn(cut, stacklevel=3)  # of the line that calls `fit`
         given = (columns, None, None)
     data = _divide_batches(model, given, **options)
