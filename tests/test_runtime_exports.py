@@ -121,7 +121,7 @@ def test_a_run_answers_texts_without_tensorflow(name, sst2, tmp_path, capfd):
     empty = subprocess.run(script, input="", capture_output=True, text=True)
     assert "standard input is no JSON" in empty.stderr and "Traceback" not in empty.stderr
     # The tokenizer is one that this package reads, and no second copy of the weights is left.
-    assert checkpoints.hugging_face_tokenizer.read_tokenizer(tmp_path / "moved elsewhere").pieces
+    assert checkpoints.hugging_face_tokenizer.read_tokenizer(tmp_path / "moved elsewhere").has_tokens
     assert not [*(tmp_path / "moved elsewhere").glob("float-*")]
 
 
