@@ -75,7 +75,7 @@ def training(name: str, made: runs.Finetuned, folder: Path, strategy: str) -> li
             pretrainings.write(path, settings={"seq_length": length})
         flags[flags.index("--held-out") + 1] = sets[0]
         flags += ["--records", *sets]
-    return [*map(str, flags), "--strategy", strategy, "--save-every", "2"]
+    return [*map(str, flags), "--strategy", strategy, "--save-every", "3"]
 
 
 def check_survivor(one: jobs.Ended) -> None:
@@ -84,8 +84,9 @@ def check_survivor(one: jobs.Ended) -> None:
     assert one.returncode == 1 and len(lines) == 1 and "worker" in lines[0], one.stderr
 
 
-# Each kill: the process, and a step or the first save. Steps of each third are drawn anew at each run of the tests.
-EARLY, MIDDLE, LATE = ({0: random.Random().randrange(first, first + 3)} for first in (3, 6, 9))
+# Each kill: the process, and a step or the first save. Steps are drawn anew at each run of the tests, after the saves of steps 3,
+# 6 and 9: an epoch has four steps, so every training is taken up inside an epoch.
+EARLY, MIDDLE, LATE = ({0: random.Random().randrange(first, first + 2)} for first in (4, 7, 10))
 IN_SAVE = {0: jobs.SAVE}
 WORKERS = [{1: EARLY[0]}, MIDDLE, dict.fromkeys((0, 1), LATE[0])]
 
