@@ -449,7 +449,7 @@ class Child:
         return found
 
     def lines(self, given: list[list[str]]) -> dict[str, Any]:
-        """What each line printed, and the files that it wrote."""
+        """The output of each line, and the files that the line wrote."""
         found = {}
         for name, line in given:
             before = {*os.listdir()}
@@ -586,7 +586,7 @@ def refused_lines() -> Iterator[tuple[str, Damage, str]]:
 
 
 def contents(file: pathlib.Path) -> Any:
-    """What can be compared of a file; None for pictures and files that differ from run to run."""
+    """The comparable part of a file; None for pictures and files that differ from run to run."""
     data = file.read_bytes()
     if file.suffix == ".json":
         return typed(json.loads(data), values=file.name == "results.json")
@@ -722,7 +722,7 @@ def child_main(tree: str, work: str, output: str, job: str, devices: int, argume
 
 
 def run_child(tree: pathlib.Path, job: str, *arguments: Any, devices: int = 1) -> dict[str, Any]:
-    """What one job found in a tree, in a process and a folder of its own."""
+    """The facts that one job finds in a tree, in a process and a folder of its own."""
     with tempfile.TemporaryDirectory(prefix="golden-") as name:
         folder = pathlib.Path(name)
         (folder / "work").mkdir()

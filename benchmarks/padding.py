@@ -48,7 +48,7 @@ def share(masks: Iterable[np.ndarray]) -> float:
 
 
 def shares(tokenizer: Tokenizer, args: argparse.Namespace) -> Iterator[tuple[str, float]]:
-    """What the batches are of, and their share of padding."""
+    """Yields the name of a kind of batches, and the share of padding in these batches."""
     for name, length in itertools.product(SAMPLED, LENGTHS):
         settings = RECIPES[name].sampling(length)
         made = stream(

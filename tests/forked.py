@@ -133,7 +133,7 @@ def publishing() -> Iterator[None]:
 
 
 def _execute(command: list[str]) -> None:
-    """What `python COMMAND...` does."""
+    """Runs a command as `python COMMAND...` runs it."""
     first, *others = command
     if first == "-c":
         sys.argv, sys.path[0] = [first, *others[1:]], ""

@@ -168,7 +168,7 @@ def command(arguments: Sequence[str | Path], **how: Any) -> list[Ended]:
 
 
 def value(function: str, arguments: Mapping[str, Any] | None = None, *, replicas: int = 1) -> Any:
-    """What a function returns in one process; raises as `check` does."""
+    """The value that a function returns in one process; raises as `check` does."""
     return check(call(function, arguments, replicas=replicas))[0].value
 
 

@@ -8,6 +8,7 @@ import json
 import tempfile
 from pathlib import Path
 
+import distributed_pretraining
 import jobs
 import keras
 import numpy as np
@@ -19,7 +20,6 @@ import tensorflow as tf
 
 from bert_keras import checkpoints
 from bert_keras.cli import main as cli
-from bert_keras.config import BertConfig
 from bert_keras.features import ENCODER_INPUTS
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.optimization.losses import GlobalMean, cross_entropy
@@ -41,17 +41,7 @@ from bert_keras.text.preprocessing import Preprocessor, pad_batches
 
 pytestmark = pytest.mark.long
 
-CONFIG = BertConfig(
-    vocab_size=60,
-    hidden_size=16,
-    num_layers=1,
-    num_heads=2,
-    intermediate_size=32,
-    max_positions=16,
-    hidden_dropout=0.0,
-    attention_dropout=0.0,
-    initializer_range=0.2,
-)
+CONFIG = dataclasses.replace(distributed_pretraining.CONFIG, max_positions=16)
 NO_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
 CLIP = 0.05
 # Examples, which are batched apart, and batch size.
@@ -244,7 +234,7 @@ def compare_vectors(task, folder, *, batch_size):
 
 
 def answered(run, data, name):
-    """What `evaluate` and `predict` print with a strategy."""
+    """The lines that `evaluate` and `predict` print with a strategy."""
     lines = []
     for command in (
         ["evaluate", "--data", str(data), "--json"],
