@@ -150,6 +150,7 @@ def test_glue_does_not_mix_runs_of_old_and_new(capfd, protocol, change):
     assert (protocol / "out" / "results.json").read_bytes() == results
 
 
+@pytest.mark.long
 def test_ablate_does_not_mix_runs_of_old_and_new(inputs, tmp_path, monkeypatch):
     sizes = pretrainings.SMALL | {"max_positions": 128}
     scale = Scale(pretraining=sizes, restarts=1, rows={"steps": (Row(name="masked LM"),)}, tasks={})

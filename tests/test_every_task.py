@@ -32,7 +32,13 @@ def stopped_after(step: int) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", CASES)
+# They are text classification too, and resume as `class` does.
+OTHER_LABELS = ("pair", "score", "several")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in OTHER_LABELS)) for name in CASES]
+)
 def test_a_stopped_training_resumes_to_the_same_bits(name, finished, tmp_path):
     """Masks and orders, dropout and the optimizer's state are those of a training that was never stopped."""
     made = finished(name)

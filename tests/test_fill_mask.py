@@ -260,6 +260,7 @@ def trained(tmp_path_factory, checkpoint):
     return folder, results, logged
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:1 of 64 examples are skipped")
 def test_finetuning_starts_from_the_head_and_learns(trained):
     folder, results, logged = trained

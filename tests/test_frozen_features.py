@@ -322,6 +322,7 @@ def test_every_string_model_learns_from_vectors(case, checkpoint, tmp_path, monk
         assert_same_answers(loaded.predict(x, verbose=0), predicted)
 
 
+@pytest.mark.long
 def test_texts_that_fit_did_not_see_go_through_the_encoder(checkpoint):
     """A callback predicts another text; a shuffled validation set shows other texts in each epoch."""
     model = bk.classifier(checkpoint, NAMES, **FEATURES | {"lstm_layers": 0})
@@ -337,6 +338,7 @@ def test_texts_that_fit_did_not_see_go_through_the_encoder(checkpoint):
     assert model.vectors is None
 
 
+@pytest.mark.long
 def test_a_cache_serves_other_seeds_of_a_held_out_part(checkpoint, tmp_path):
     """The order of the examples differs, and not their vectors."""
     for seed in (1, 2):
@@ -345,6 +347,7 @@ def test_a_cache_serves_other_seeds_of_a_held_out_part(checkpoint, tmp_path):
     assert not (tmp_path / "run-2" / FOLDER).exists()
 
 
+@pytest.mark.long
 def test_a_lost_run_of_a_grid_keeps_no_vectors(checkpoint, tmp_path):
     task, lines = task_of("class", checkpoint), []
     hparams = Hparams(epochs=1, batch_size=4, seq_length=24, **FEATURES | {"lstm_layers": 0})

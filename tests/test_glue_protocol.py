@@ -268,6 +268,7 @@ def test_refused_before_any_training(place, tmp_path, settings, message):
         start(place, output=tmp_path / "new", **settings)
 
 
+@pytest.mark.long
 def test_results_of_other_tasks_are_not_replaced(place, done):
     before = runs.contents(place / "runs")
     with pytest.raises(

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytestmark = [pytest.mark.parity, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.parity, pytest.mark.long, pytest.mark.timeout(600)]
 TESTS = Path(__file__).parent
 TWO_DEVICES = ("tags", "masked LM and next sentence", "ELECTRA")
 # Weights are within 1e-5, except where a gradient near 0 decides the direction of Adam's first steps.

@@ -248,6 +248,7 @@ def measured(capfd, *arguments):
     return json.loads(out), err
 
 
+@pytest.mark.long
 def test_evaluate_measures_the_rows_that_were_held_out_of_the_training_file(held, capfd):
     wanted = json.loads((held / "run" / "results.json").read_text())["measures"]["val_accuracy"]
     (held / "renamed.csv").write_bytes((held / "own.csv").read_bytes())

@@ -93,6 +93,7 @@ def train(checkpoint, data, output, **hparams):
     return finetune(open_task("sst2", data), checkpoint=checkpoint, output=output, save_every=1, **how)
 
 
+@pytest.mark.long
 def test_the_precision_decides_a_run(checkpoint, data):
     made = [plan(checkpoint, data, precision=name).fingerprint for name in ("float32", "bfloat16")]
     assert made[1] == made[0] | {"precision": "bfloat16"} != made[0]

@@ -161,6 +161,7 @@ def test_quiet_prints_only_results_and_warnings(place, tmp_path):
     assert warned.code == 130 and "warning: updates may be" in warned.err and not warned.out
 
 
+@pytest.mark.long
 def test_downloads_show_no_bars_in_a_log(tmp_path):
     pytest.importorskip("tensorflow_datasets")
     script = tmp_path / "script.py"

@@ -99,6 +99,7 @@ def others(inputs):
 # Two at the same time
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*("finetune", "pretrain", "instances", "features", "glue", "ablate")])
 def test_a_second_run_into_one_folder_is_refused(capfd, inputs, others, name):
     arguments = interrupted.commands(inputs, inputs / ALIVE)[name]
@@ -134,6 +135,7 @@ def test_a_folder_is_free_when_its_process_is_dead(capfd, inputs, others, name):
 # After a kill
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("place", "name"), [(place, name) for place, name, _ in KILLS])
 def test_the_same_command_works_after_a_kill(capfd, inputs, others, place, name):
     arguments = interrupted.commands(inputs, inputs / place)[name]

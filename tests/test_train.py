@@ -361,6 +361,7 @@ def test_graphs_of_a_finished_training_are_freed(how, tmp_path):
     assert made and not left
 
 
+@pytest.mark.long
 def test_graphs_of_two_replicas_are_freed(tmp_path):
     done = forked.run(TESTS / "freed_graphs.py", tmp_path)
     assert done.returncode == 0, done.stderr
