@@ -472,8 +472,22 @@ def test_data_that_cannot_work_is_refused(case, x, y, facts, checkpoint, untrain
     assert all(fact in str(error.value) for fact in facts), error.value
 
 
+def test_objects_describe_themselves_in_words(untrained):
+    """The name of a class and an address say nothing in a notebook."""
+    tokens = "WordPiece(373 tokens, lower_case=True)"
+    described = {
+        untrained.preprocess.tokenizer: tokens,
+        untrained.preprocess: f"Preprocessor({tokens}, seq_length=48, pad_to_longest=True",
+        untrained.problem: "TextClassification(name='custom', ",
+        untrained: "<TextModel TextClassification(name='custom', ",
+    }
+    assert {one: repr(one)[: len(words)] for one, words in described.items()} == described
+    assert "labels=['bad', 'good']" in repr(untrained) and ", 1 layers of 48, up to 48 tokens>" in repr(untrained)
+
+
 def test_a_clone_names_its_missing_vocabulary(untrained):
     clone = keras.models.clone_model(untrained)
+    assert "no vocabulary" in repr(clone)
     calls = (lambda: clone.predict(TEXTS), lambda: clone.fit(TEXTS, LABELS), lambda: clone(TEXTS))
     for call in (*calls, lambda: clone.evaluate(TEXTS, LABELS), clone.get_config):
         with pytest.raises(BertKerasError, match="no vocabulary: clone_model.*set preprocess"):
@@ -502,6 +516,7 @@ SETTINGS = [
     (lambda model, _: model.save("model.keras", include_optimizer=False), "no argument 'include_optimizer'.*compile"),
     (lambda _, ckpt: bk.embedder(ckpt).save("run"), "embedding.*keras"),
     (lambda _, ckpt: bk.classifier(ckpt, NAMES, seq_length=512), "seq_length 48"),
+    (lambda _, ckpt: bk.question_answerer(ckpt, seq_length=40, max_query_length=37), "no room .* beside 37 tokens .* at least 41"),
     (lambda _, ckpt: bk.classifier(ckpt, 2), "labels is 2; give a list"),
     *((lambda _, ckpt, labels=labels: bk.classifier(ckpt, labels), "labels")
       for labels in (["one"], "ab", [0, 1], [], {"bad", "good"}, {"bad": 0, "good": 1})),

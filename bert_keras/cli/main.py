@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from absl import app
 from absl.flags import argparse_flags
 
+from bert_keras import __version__
 from bert_keras.cli.console import (
     COMMON,
     Command,
@@ -105,6 +106,7 @@ def parser(names: Sequence[str]) -> argparse.ArgumentParser:
     )
     for flag, text in COMMON.items():
         made.add_argument(flag, action="store_true", help=text)
+    made.add_argument("--version", action="version", version=f"bert-keras {__version__}")
     group = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in names:
         command: Command = importlib.import_module(COMMANDS[name]).COMMANDS[name]

@@ -79,6 +79,9 @@ class Tokenizer(tf.Module):
             graph = tf.function(traced, input_signature=[tf.TensorSpec([None], tf.string)], autograph=False)
             setattr(self, method.__name__, graph)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.vocab_size:,} tokens, lower_case={self.lower_case})"
+
     @property
     def vocabulary(self) -> tuple[str, ...]:
         """The tokens in the order of their ids."""

@@ -89,6 +89,11 @@ class TextModel(TrainingSteps, keras.Model):
     def preprocess(self, preprocess: Preprocessor | None) -> None:
         self._preprocess = preprocess
 
+    def __repr__(self) -> str:
+        config, read = self.encoder.config, self._preprocess
+        length = f"up to {read.seq_length} tokens" if read else "no vocabulary"
+        return f"<TextModel {self.problem!r}, {config.num_layers} layers of {config.hidden_size}, {length}>"
+
     @property
     def layers(self) -> list[keras.layers.Layer]:
         """The layers of the network."""
