@@ -142,7 +142,7 @@ def test_labels_of_models_config_name_versions(made, base):
         404,
         "there is no model tiny version 7; this server has tiny versions 1, 2.",
     )
-    assert found["tiny/labels/new"][0] == 400 and "the labels are stable, old" in found["tiny/labels/new"][1]
+    assert found["tiny/labels/new"][0] == 400 and "the labels are old, stable" in found["tiny/labels/new"][1]
     assert [(one["version"], one["state"]) for one in states] == [("2", "AVAILABLE"), ("1", "AVAILABLE")]
 
 

@@ -115,7 +115,7 @@ class Http:
 
     async def _listen(self) -> None:
         app = web.Application(client_max_size=self._options.max_message)
-        app.router.add_route("*", "/{path:.*}", self._handle)
+        app.router.add_route("*", "/{path:(?s:.*)}", self._handle)  # a path may hold an escaped line break
         self._runner = web.AppRunner(
             app,
             handler_cancellation=True,  # when the client disconnects

@@ -126,7 +126,9 @@ class Versions:
         if label is not None:
             if label not in self._labels:
                 labels = (
-                    f"the labels are {', '.join(self._labels)}" if self._labels else "there are no labels"
+                    f"the labels are {', '.join(sorted(self._labels))}"
+                    if self._labels
+                    else "there are no labels"
                 )
                 raise RequestError(f"Unrecognized servable version label: {label}; {labels}, and {known}.")
             version = self._labels[label]
