@@ -1,9 +1,109 @@
 """BERT for TensorFlow and Keras 3. Each public name is imported at its first use (PEP 562)."""
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bert_keras.model.registered import CLASSES, register_with_keras
+
+if TYPE_CHECKING:  # editors and type checkers read these lines; they do not run `__getattr__`
+    from bert_keras.checkpoints import load_encoder, load_tokenizer
+    from bert_keras.config import BertConfig
+    from bert_keras.errors import BertKerasError
+    from bert_keras.fields import Masking
+    from bert_keras.model.encoder import BertEncoder, encoder_inputs
+    from bert_keras.model.feature_bilstm import LayerMix
+    from bert_keras.model.heads import (
+        ChoiceHead,
+        ClassifierHead,
+        ConcatClassifierHead,
+        MaskedLMHead,
+        MeanPooling,
+        NextSentenceHead,
+        ReplacedTokenHead,
+        SpanHead,
+        TokenHead,
+    )
+    from bert_keras.model.tensorflow_layers import HubLayer, PreprocessorLayer
+    from bert_keras.optimization.losses import GlobalMean, cross_entropy, squared_error
+    from bert_keras.optimization.objectives import LeftToRight, MaskedLM, ReplacedTokens, SentencePair
+    from bert_keras.optimization.optimizers import LAMB, AdamW
+    from bert_keras.optimization.pretrainers import ElectraPretrainer, Pretrainer
+    from bert_keras.optimization.replicas import without_autotuning
+    from bert_keras.optimization.schedules import SlantedTriangular, WarmupLinearDecay
+    from bert_keras.savedmodels.export import export
+    from bert_keras.tasks.strings.models import (
+        chooser,
+        classifier,
+        embedder,
+        load,
+        masked_lm,
+        next_sentence,
+        question_answerer,
+        regressor,
+        sentence_order,
+        tagger,
+    )
+    from bert_keras.tasks.strings.text_model import TextModel
+    from bert_keras.text.byte_bpe import ByteBPE
+    from bert_keras.text.masking import Pieces
+    from bert_keras.text.preprocessing import Preprocessor, pad_batches
+    from bert_keras.text.sentencepiece import SentencePiece
+    from bert_keras.text.wordpiece import WordPiece
+
+__version__ = "0.1.0"  # setup.cfg reads it
+__all__ = [
+    "LAMB",
+    "AdamW",
+    "BertConfig",
+    "BertEncoder",
+    "BertKerasError",
+    "ByteBPE",
+    "ChoiceHead",
+    "ClassifierHead",
+    "ConcatClassifierHead",
+    "ElectraPretrainer",
+    "GlobalMean",
+    "HubLayer",
+    "LayerMix",
+    "LeftToRight",
+    "MaskedLM",
+    "MaskedLMHead",
+    "Masking",
+    "MeanPooling",
+    "NextSentenceHead",
+    "Pieces",
+    "Preprocessor",
+    "PreprocessorLayer",
+    "Pretrainer",
+    "ReplacedTokenHead",
+    "ReplacedTokens",
+    "SentencePair",
+    "SentencePiece",
+    "SlantedTriangular",
+    "SpanHead",
+    "TextModel",
+    "TokenHead",
+    "WarmupLinearDecay",
+    "WordPiece",
+    "chooser",
+    "classifier",
+    "cross_entropy",
+    "embedder",
+    "encoder_inputs",
+    "export",
+    "load",
+    "load_encoder",
+    "load_tokenizer",
+    "masked_lm",
+    "next_sentence",
+    "pad_batches",
+    "question_answerer",
+    "regressor",
+    "sentence_order",
+    "squared_error",
+    "tagger",
+    "without_autotuning",
+]
 
 _HOMES = {
     "bert_keras.errors": ("BertKerasError",),
@@ -18,6 +118,7 @@ _HOMES = {
     "bert_keras.text.masking": ("Pieces",),
     "bert_keras.optimization.objectives": ("LeftToRight", "MaskedLM", "ReplacedTokens", "SentencePair"),
     "bert_keras.optimization.pretrainers": ("ElectraPretrainer", "Pretrainer"),
+    "bert_keras.optimization.replicas": ("without_autotuning",),
     "bert_keras.optimization.schedules": ("SlantedTriangular", "WarmupLinearDecay"),
     "bert_keras.optimization.losses": ("GlobalMean", "cross_entropy", "squared_error"),
     "bert_keras.optimization.optimizers": ("AdamW", "LAMB"),
@@ -41,8 +142,6 @@ _HOMES = {
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = sorted(_HOME_OF)
-
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
@@ -51,7 +150,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, "__version__"]
 
 
 register_with_keras()

@@ -5,6 +5,9 @@ V vocabulary, L layers, K choices, C classes, W windows.
 """
 
 import dataclasses
+from collections.abc import Collection
+
+from bert_keras.errors import BertKerasError
 
 INPUT_WORD_IDS = "input_word_ids"  # int32 [B, S], vocabulary ids
 INPUT_MASK = "input_mask"  # int32 [B, S], 1 on real tokens, 0 on padding
@@ -20,6 +23,8 @@ WORD_STARTS = "word_starts"  # int32 [B, S], 1 where a segmenter starts a word; 
 # The inputs of every encoder, in this order. The names are TF Hub's.
 ENCODER_INPUTS = (INPUT_WORD_IDS, INPUT_MASK, INPUT_TYPE_IDS)
 DTYPE = "int32"
+# Hugging Face's names of the same inputs.
+RENAMED = dict(zip(("input_ids", "attention_mask", "token_type_ids"), ENCODER_INPUTS, strict=True))
 
 # The outputs of preprocessing, beside the encoder's inputs, for text that is cut into windows.
 EXAMPLE_INDEX = "example_index"  # int32 [W], the example that a window was cut from
@@ -38,6 +43,23 @@ POOLED_OUTPUT = "pooled_output"  # float [B, H], dense + tanh of one position; D
 ENCODER_OUTPUTS = "encoder_outputs"  # L x float [B, S, H], every block
 EMBEDDING_OUTPUT = "embedding_output"  # float [B, S, H], the input of the first block
 ATTENTION_PROBABILITIES = "attention_probabilities"  # L x float [B, A, S, S], A heads; only on request
+
+
+def check_names(inputs: Collection[str]) -> None:
+    """Raises BertKerasError unless the inputs of an encoder are there, by these names."""
+    missing = [name for name in ENCODER_INPUTS if name not in inputs]
+    if not missing:
+        return
+    renamed = [f"{theirs} is {ours}" for theirs, ours in RENAMED.items() if theirs in inputs]
+    zeros = (
+        f"; {INPUT_TYPE_IDS} of one segment are zeros"
+        if missing == [INPUT_TYPE_IDS] or len(renamed) == 2
+        else ""
+    )
+    named = f"; Hugging Face's {', '.join(renamed)}" if renamed else ""
+    raise BertKerasError(
+        f"the inputs are {', '.join(inputs) or 'none'}; an encoder reads {', '.join(ENCODER_INPUTS)}{named}{zeros}."
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,6 +36,7 @@ SECTIONS = {
         "Preprocessor",
         "PreprocessorLayer",
         "pad_batches",
+        "without_autotuning",
     ),
     "Encoder": (
         "load_encoder",

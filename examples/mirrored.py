@@ -22,7 +22,8 @@ preprocess = bk.Preprocessor(bk.load_tokenizer(checkpoint), seq_length=64)
 def batches(examples):
     """Batches of features and labels whose rows the replicas divide."""
     made = examples.batch(batch_size).map(lambda row: (preprocess(row["sentence"]), row["label"]))
-    return bk.pad_batches(made, multiple_of=strategy.num_replicas_in_sync)
+    made = bk.pad_batches(made, multiple_of=strategy.num_replicas_in_sync)
+    return bk.without_autotuning(made)  # else tf.data may wait at the start of each epoch
 
 
 data = batches(train.shuffle(100_000))

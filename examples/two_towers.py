@@ -28,6 +28,7 @@ model = keras.Model({"question": asked, "answer": given}, similarity)
 data = tf.data.Dataset.from_tensor_slices((list(questions), list(answers)))
 data = data.shuffle(10_000).batch(batch, drop_remainder=True)
 data = data.map(lambda q, a: ({"question": preprocess(q), "answer": preprocess(a)}, tf.range(batch)))
+data = bk.without_autotuning(data)  # else tf.data may wait at the start of each epoch
 model.compile(bk.AdamW(2e-5), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 model.fit(data, epochs=3, shuffle=False)
 

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from bert_keras.cli.console import PATH, SEVERAL, Command, say, start, table
+from bert_keras.cli.console import PATH, SEVERAL, Command, EndNow, note, say, start, table
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import add_flags, given_settings
 from bert_keras.tasks.commands.flags import CHECKPOINT_HELP, add_model, add_pretrained_task, slow_precision
@@ -159,23 +159,38 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="other host names that requests may use, besides localhost, 127.0.0.1 and [::1]",
     )
+    add(
+        "--allow-origin",
+        **SEVERAL,
+        default=[],
+        metavar="URL",
+        help="web pages that may send requests, such as http://localhost:3000 (default: pages of this machine)",
+    )
 
 
 def _run_serve(args: argparse.Namespace) -> None:
     start()
     from bert_keras.savedmodels.server import Server
-    from bert_keras.savedmodels.server.served import HOST, example_of, load
+    from bert_keras.savedmodels.server.served import HOST, example_of
+    from bert_keras.savedmodels.server.versions import Watcher
 
     options = ServerOptions(**given_settings(args, ServerOptions))
-    served = load(args.folder, name=args.name)
+    watcher = Watcher(args.folder, name=args.name, seconds=options.poll_seconds, log=note)
+    versions, allowed = watcher.versions, {"hosts": args.allow_host, "origins": args.allow_origin}
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with contextlib.suppress(KeyboardInterrupt), Server(served, options, hosts=args.allow_host) as server:
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        watcher,
+        Server(versions, options, log=note, **allowed) as server,
+    ):
         print("development server, reachable from this machine only; use TensorFlow Serving in production")
-        listening = f"{served.name} version {served.version}: REST on {HOST}:{server.port}"
+        numbers = ", ".join(map(str, versions.served))
+        listening = f"{versions.name} version {numbers}: REST on {HOST}:{server.port}"
         print(listening + (f", gRPC on {HOST}:{server.grpc_port}" if server.grpc_port else ""))
-        body = shlex.quote(json.dumps({"instances": [example_of(served)]}))
-        print(f"curl -d {body} http://{HOST}:{server.port}{served.address}:predict", flush=True)
+        body = shlex.quote(json.dumps({"instances": [example_of(versions.newest)]}))
+        print(f"curl -d {body} http://{HOST}:{server.port}{versions.address}:predict", flush=True)
         server.wait()
+    raise EndNow(0)
 
 
 # -----------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from bert_keras.io.folders import check_folder
 from bert_keras.io.paths import to_path
 from bert_keras.savedmodels.model_card import VERSIONS, example_of, model_card, precision_of, server_files
 from bert_keras.savedmodels.servable import Servable
+from bert_keras.savedmodels.serving_protos import WARMUP, PredictionLog
 from bert_keras.savedmodels.verify import (
     CARD,
     EXAMPLE,
@@ -159,8 +160,6 @@ def next_version(directory: pathlib.Path) -> int:
 # -----------------------------------------------------------------------------------------------------------
 # Warm-up requests: TensorFlow Serving runs them before it accepts others. A TFRecord file of PredictionLogs.
 
-WARMUP = "tf_serving_warmup_requests"  # the file's name in assets.extra
-
 
 def write_warmup(path: pathlib.Path, texts: Mapping[str, list[Any]], *, name: str) -> None:
     """Writes one request for each example, and one request with all examples. name: the model's name."""
@@ -171,27 +170,13 @@ def write_warmup(path: pathlib.Path, texts: Mapping[str, list[Any]], *, name: st
 
 
 def prediction_log(texts: Mapping[str, list[Any]], *, name: str) -> bytes:
-    """The serialized PredictionLog of a request for `serving_default`.
-
-    We encode it ourselves because only tensorflow-serving-api has its protocol buffer, and nothing else here needs that package.
-    Source: tensorflow_serving/apis/prediction_log.proto, predict.proto and model.proto.
-    """
-    model_spec = _field(1, name.encode()) + _field(3, b"serving_default")
-    inputs = [
-        _field(1, key.encode()) + _field(2, tf.make_tensor_proto(values, tf.string).SerializeToString())
-        for key, values in texts.items()
-    ]
-    request = _field(1, model_spec) + b"".join(_field(2, entry) for entry in inputs)
-    return _field(6, _field(1, request))
-
-
-def _field(number: int, payload: bytes) -> bytes:
-    """A length-delimited field of a protocol buffer. number: at most 15."""
-    size, length = bytearray(), len(payload)
-    while length > 0x7F:
-        size.append(length & 0x7F | 0x80)
-        length >>= 7
-    return bytes([number << 3 | 2, *size, length]) + payload
+    """The serialized PredictionLog of a request for `serving_default`."""
+    log = PredictionLog()
+    request = log.predict_log.request
+    request.model_spec.name, request.model_spec.signature_name = name, "serving_default"
+    for key, values in texts.items():
+        request.inputs[key] = tf.make_tensor_proto(values, tf.string).SerializeToString()
+    return log.SerializeToString(deterministic=True)
 
 
 # -----------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from bert_keras.io.json_files import (
     or_null,
     read_object,
 )
+from bert_keras.savedmodels.serving_protos import MODELS
 from bert_keras.tasks.runs.ensemble import Ensemble, members_of
 from bert_keras.tasks.runs.run_card import fact_rows, facts_of, measures_of
 from bert_keras.tasks.runs.run_folder import Run
@@ -32,7 +33,7 @@ from bert_keras.tasks.training.task_model import encoder_of
 
 # Of TensorFlow Serving, which an export can be checked for.
 VERSIONS = tuple(f"2.{minor}" for minor in range(10, 21))
-MODELS, BATCHING = "models.config", "batching_parameters.txt"
+BATCHING = "batching_parameters.txt"
 
 CARD_TEMPLATE = """# {name}
 
@@ -80,7 +81,7 @@ gRPC, with `pip install tensorflow-serving-api`:
 Python, with only TensorFlow and TensorFlow Text:
 
     import tensorflow as tf
-    import tensorflow_text
+    import tensorflow_text  # registers ops; without it, load fails: "Op type not registered"
 
     model = tf.saved_model.load({path})
     model.signatures["serving_default"]({python})
@@ -221,7 +222,10 @@ model_config_list {{
 """
 
 BATCHING_PARAMETERS = """# Requests that arrive together run as one batch, padded to its longest text.
-max_batch_size { value: 32 }
+max_execution_batch_size { value: 32 }
+# A request of more rows runs in several batches. One of over 1,000 rows is refused, as by bert-keras serve.
+max_batch_size { value: 1000 }
+enable_large_batch_splitting { value: true }
 batch_timeout_micros { value: 1000 }
 max_enqueued_batches { value: 100 }
 # Batches that run at the same time: start with the number of the server's cores.

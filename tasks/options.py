@@ -280,6 +280,10 @@ class ServerOptions(Checked):
     port: int = setting(8501, help="port for REST; 0 picks a free port", at_least=0, at_most=MAX_PORT)
     grpc_port: int = setting(8500, help="port for gRPC; 0 picks a free port", at_least=0, at_most=MAX_PORT)
     no_grpc: bool = setting(False, help="serve only REST, which needs no extra package")
+    no_access_log: bool = setting(False, help="print no line for each request")
+    poll_seconds: float = setting(
+        1.0, help="seconds between two looks for new versions; 0 looks once", at_least=0, at_most=DAY
+    )
     max_rows: int = setting(1_000, help="most rows in a request", over=0)
     max_text: int = setting(1_000_000, help="most bytes of text in a request", over=0, at_most=MAX_TEXT)
     max_seconds: float = setting(60.0, help="time limit for a request in seconds", over=0, at_most=DAY)

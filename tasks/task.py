@@ -6,6 +6,7 @@ it.
 """
 
 import inspect
+import reprlib
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, Self
@@ -166,17 +167,23 @@ class Problem(Protocol):
         """The Keras metrics that `compile()` takes by default, under weights. By default none."""
         return []
 
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{name}={reprlib.repr(value)}" for name, value in self.to_json().items())
+        return f"{type(self).__name__}({settings})"
+
     def to_json(self) -> dict[str, Any]:
         """The content of task.json, from which `from_json` restores the task without its data."""
         return {"name": self.name, **{name: getattr(self, name) for name in self.kinds}}
 
 
 def check_stride(reader: Any, tokenizer: Tokenizer, *, seq_length: int) -> None:
-    """Raises BertKerasError for a `doc_stride` over the tokens of text in a window, which nothing would tell of.
+    """Raises BertKerasError for windows that cannot work: a question that leaves no room, a `doc_stride` over their tokens.
 
     reader: a Problem, or another object that reads windows. A stride that is its constructor's default fits itself to the
         windows, as every stride does where a question takes room.
     """
+    if (question := getattr(reader, "max_query_length", None)) is not None:
+        Preprocessor(tokenizer, seq_length=seq_length).window_room(True, 1, question)
     stride = getattr(reader, "doc_stride", None)
     parameter = inspect.signature(type(reader)).parameters.get("doc_stride")
     if stride is None or parameter is None or stride == parameter.default:

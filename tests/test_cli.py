@@ -11,11 +11,14 @@ import subprocess
 import sys
 
 import filelock
+import forked
 import numpy as np
 import pytest
+import runs
 import tensorflow as tf
 from runs import ROOT, VOCABULARY, bare_environment, contents, run_command, shell_command
 
+import bert_keras
 from bert_keras import checkpoints
 from bert_keras.checkpoints.published import KNOWN
 from bert_keras.cli import main as cli
@@ -556,6 +559,49 @@ def test_closed_streams(sst2, streams, code, said):
     done = subprocess.run(line, cwd=ROOT, env=bare_environment(), capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (code, "")
     assert said in done.stdout
+
+
+NOT_ASCII = ["café", "真好 \N{GRINNING FACE}"]
+
+
+@pytest.mark.parametrize("flags", [[], ["--format", "table"]])
+def test_output_that_is_not_utf_8(sst2, monkeypatch, tmp_path, flags):
+    """As with PYTHONIOENCODING=ascii. JSON lines stay JSON."""
+    (tmp_path / "texts").write_text("".join(f"{text}\n" for text in NOT_ASCII))
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    assert runs.command(["predict", "--run", sst2.run, "--input", tmp_path / "texts", *flags]) == 0
+    sys.stdout.flush()
+    out = raw.getvalue().decode("ascii")
+    if not flags:
+        assert [json.loads(line)["sentence"] for line in out.splitlines()] == NOT_ASCII
+    assert all(json.dumps(text)[1:-1] in out for text in NOT_ASCII)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ("models", 0, ""),
+        (
+            "info ./nowhere",
+            1,
+            "bert-keras: error: the current folder has been deleted; change to another folder.",
+        ),
+    ],
+)
+def test_a_current_folder_that_is_gone(arguments, code, said, tmp_path):
+    lines = ["import os, runpy, sys", "os.mkdir('gone')", "os.chdir('gone')", "os.rmdir('../gone')"]
+    lines += [
+        f"sys.argv = {['bert-keras', *arguments.split()]}",
+        "runpy.run_module('bert_keras', run_name='__main__')",
+    ]
+    (tmp_path / "script.py").write_text("\n".join(lines))
+    done = forked.run(tmp_path / "script.py", cwd=tmp_path)
+    assert (done.returncode, done.stderr.strip()) == (code, said)
+
+
+def test_version(command):
+    assert command("--version") == (0, f"bert-keras {bert_keras.__version__}\n", "")
 
 
 @pytest.mark.long

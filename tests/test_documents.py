@@ -11,6 +11,7 @@ import shlex
 import keras
 import pytest
 import runs
+import tensorflow as tf
 
 from bert_keras.cli.main import parser
 
@@ -180,6 +181,19 @@ def reader(folder, monkeypatch):
     monkeypatch.chdir(folder)
     yield folder
     keras.config.set_dtype_policy("float32")
+
+
+@pytest.fixture(autouse=True)
+def only_data_sets_that_do_not_wait(monkeypatch):
+    """The thread of tf.data's autotuning can hold up each epoch for half a minute: a reader would copy that."""
+    fit = keras.Model.fit
+
+    def checked_fit(self, x=None, *arguments, **keywords):
+        if isinstance(x, tf.data.Dataset):
+            assert x.options().autotune.enabled is False
+        return fit(self, x, *arguments, **keywords)
+
+    monkeypatch.setattr(keras.Model, "fit", checked_fit)
 
 
 def run_python(document, names=None):

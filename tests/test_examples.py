@@ -17,6 +17,17 @@ TEXTS = runs.texts(48, seed=3)
 PEOPLE = [["the", "actor", "is", "good"], ["bad", "plot", "and", "dull"]] * 12
 TAGS = [["O", "B-PER", "O", "O"], ["O", "B-LOC", "I-LOC", "O"]] * 12
 
+# The thread of tf.data's autotuning can hold up each epoch for half a minute: a reader would copy that.
+BEFORE = """
+import keras, tensorflow
+keras.utils.set_random_seed(0)
+fit = keras.Model.fit
+def checked_fit(self, x=None, *arguments, **keywords):
+    assert not isinstance(x, tensorflow.data.Dataset) or x.options().autotune.enabled is False
+    return fit(self, x, *arguments, **keywords)
+keras.Model.fit = checked_fit
+"""
+
 
 @pytest.fixture
 def run(tmp_path):
@@ -25,7 +36,7 @@ def run(tmp_path):
 
     def run(name, *files, num_layers=1, **changes):
         runs.write_checkpoint(tmp_path / "checkpoint", num_layers=num_layers, **sizes)
-        code = "import keras\nkeras.utils.set_random_seed(0)\n" + EXAMPLES[name].read_text()
+        code = BEFORE + EXAMPLES[name].read_text()
         for old, new in changes.values():
             assert old in code
             code = code.replace(old, new)

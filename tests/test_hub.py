@@ -18,6 +18,7 @@ import tensorflow as tf
 from exports import meta_graph
 from runs import ROOT, SIZES, VOCABULARY, contents, full_disk, run_command, texts
 
+import bert_keras as bk
 from bert_keras import checkpoints
 from bert_keras.checkpoints.checkpoint import Checkpoint
 from bert_keras.cli.main import main
@@ -506,7 +507,7 @@ def test_a_model_that_holds_modules_is_saved_and_loaded(pair, tmp_path):
     model.save(file)
     with pytest.raises(ValueError, match="can run any code; if you trust both, load it with safe_mode=False"):
         keras.models.load_model(file)
-    again = keras.models.load_model(file, safe_mode=False)
+    again = bk.load(file, safe_mode=False)
     np.testing.assert_array_equal(again.predict(sentences, verbose=0), expected)
 
     # And as a SavedModel of strings.

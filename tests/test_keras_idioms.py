@@ -1,5 +1,6 @@
 """docs/keras.md row by row: each idiom does what its row says."""
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -180,6 +181,59 @@ def _(folder):
     model.export(folder / "exported", verbose=False)
     served = tf.saved_model.load(folder / "exported")
     np.testing.assert_allclose(served.serve(TEXT), answers(model, TEXT), atol=1e-6)
+
+
+@idiom("`tf.saved_model.save` of a `TextModel`")
+def _(tiny, folder):
+    model = bk.classifier(tiny, ["bad", "good"])
+    tf.saved_model.save(model, str(folder / "saved"))
+    served = tf.saved_model.load(str(folder / "saved")).signatures["serving_default"](text=TEXT)
+    predicted = model.predict(["good film", "bad"], verbose=0)
+    assert [label.decode() for label in served["label"].numpy()] == predicted["label"].tolist()
+    np.testing.assert_allclose(served["probabilities"], predicted["probabilities"], atol=1e-6)
+
+
+@idiom("Hugging Face's names of the inputs", "refused")
+def _(tiny):
+    theirs = dict(zip(("input_ids", "attention_mask", "token_type_ids"), features().values(), strict=True))
+    encoder, model = bk.BertEncoder(CONFIG), bk.classifier(tiny, ["bad", "good"])
+    inputs = {name: keras.Input((8,), dtype="int32") for name in theirs}
+    for call in (encoder, model, model.predict, model.fit, lambda _: encoder(inputs)):
+        with refused(
+            "input_ids is input_word_ids, attention_mask is input_mask, token_type_ids is input_type_ids"
+        ):
+            call(theirs)
+    del theirs["token_type_ids"]
+    with refused("attention_mask is input_mask; input_type_ids of one segment are zeros"):
+        encoder(theirs)
+
+
+@idiom("`fit` in a strategy's scope that the model was not made in", "refused")
+@idiom("`CentralStorageStrategy`", "refused")
+def _(tiny):
+    texts, labels = ["good film", "bad"] * 2, ["good", "bad"] * 2
+    model = bk.classifier(tiny, ["bad", "good"])
+    scopes = {
+        "MirroredStrategy, and the model was made outside": tf.distribute.MirroredStrategy(["CPU:0"]),
+        "CentralStorageStrategy is not supported": tf.distribute.experimental.CentralStorageStrategy(
+            ["CPU:0"]
+        ),
+    }
+    for words, strategy in scopes.items():
+        with strategy.scope():
+            for call in (
+                model.compile,
+                lambda: model.fit(texts, labels),
+                lambda: model.evaluate(texts, labels),
+            ):
+                with refused(words):
+                    call()
+            with refused(words) if "Central" in words else contextlib.nullcontext():
+                bk.classifier(tiny, ["bad", "good"]).fit(texts, labels, verbose=0)
+    distributed = scopes[words].experimental_distribute_dataset(tf.data.Dataset.from_tensors((texts, labels)))
+    for call in (model.fit, model.evaluate, model.predict):
+        with refused("a distributed data set of texts was given; give the tf.data.Dataset itself"):
+            call(distributed)
 
 
 @idiom("`class_weight`, `EarlyStopping`, `ModelCheckpoint`")

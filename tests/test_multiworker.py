@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import socket
 import subprocess
 from pathlib import Path
@@ -203,25 +204,44 @@ def test_an_ablation_trains_on_frozen_features(folder, tmp_path):
 # What is wrong with a cluster
 
 WORKER = {"type": "worker", "index": 0}
+TWO = {"worker": ["a:1", "b:1"]}
+WRONG_CLUSTERS = [
+    ({}, WORKER, "this is worker 0, and lists no workers"),
+    ({"worker": ["a:1"]}, WORKER | {"index": 1}, "this is worker 1, and lists worker 0"),
+    (TWO, WORKER | {"index": -1}, "this is worker -1"),
+    (TWO, WORKER | {"index": 1.9}, "this is worker 1.9"),
+    (TWO, WORKER | {"index": True}, "this is worker True"),
+    (TWO, WORKER | {"index": "one"}, "this is worker 'one'"),
+    (TWO, WORKER | {"index": None}, "this is worker None"),
+    (TWO, {"type": "chief", "index": 0}, "this is chief 0, and lists worker 0, worker 1"),
+    (TWO | {"ps": ["b:1"]}, WORKER, "lists ps"),
+    ({"worker": "a:1"}, WORKER, "worker is 'a:1'; give a list"),
+    *(({"worker": ["a:1", one]}, WORKER, f"the address {one!r}; give a worker as host:port, without http")
+      for one in ("b", "http://b:1", "b:1/", "b:99999", "b:0", ":1", " b:1", "b:", "u@b:1", 7, None)),
+    ({"worker": ["a:1", "b:1", "a:1"]}, WORKER, "lists a:1 twice"),
+    ({"chief": ["a:1"], "worker": ["a:1"]}, WORKER, "lists a:1 twice"),
+    ({"chief": ["a:1", "b:1"]}, {"type": "chief", "index": 0}, "lists 2 chiefs; give one"),
+    ([], WORKER, "no cluster and task in JSON"),
+    (TWO, 3, "no cluster and task in JSON"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("workers", "task", "named"),
-    [
-        ({}, WORKER, "names no task"),
-        ({"worker": ["a:1"]}, WORKER | {"index": 1}, "names no task"),
-        ({"worker": ["a:1", "b:1"]}, WORKER | {"index": -1}, "names no task"),
-        ({"worker": ["a:1"], "ps": ["b:1"]}, WORKER, "ps"),
-        ({"worker": ["a:1", "b"]}, WORKER, "a worker without host and port"),
-    ],
-    ids=["no workers", "no such worker", "a negative index", "a parameter server", "no port"],
-)
+@pytest.mark.parametrize(("workers", "task", "named"), WRONG_CLUSTERS)
 def test_a_wrong_cluster_is_refused(workers, task, named):
-    with pytest.raises(BertKerasError, match=named):
+    """TensorFlow would wait for a worker that cannot come."""
+    with pytest.raises(BertKerasError, match=re.escape(named)):
         check_cluster(json.dumps({"cluster": workers, "task": task}))
 
 
-@pytest.mark.parametrize(("given", "named"), [(None, "not set"), ("{", "names no task")])
+def test_a_right_cluster_lists_the_others():
+    both = {"cluster": {"chief": ["[::1]:2222"], "worker": ["host-1.example:65535", "10.0.0.2:1"]}}
+    assert check_cluster(json.dumps(both | {"task": WORKER | {"index": "1"}})) == [
+        "[::1]:2222",
+        "host-1.example:65535",
+    ]
+
+
+@pytest.mark.parametrize(("given", "named"), [(None, "not set"), ("{", "no cluster and task in JSON")])
 def test_a_wrong_variable_is_refused(given, named):
     with pytest.raises(BertKerasError, match=named):
         check_cluster(given)

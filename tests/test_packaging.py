@@ -14,6 +14,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+import bert_keras
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("bert_keras", "savedmodels", "tasks")
 BUILD = """
@@ -67,7 +69,11 @@ def test_wheel_holds_the_three_packages_and_nothing_else(wheel, metadata):
         path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")
     }
     linked = {name if name.startswith("bert_keras/") else f"bert_keras/{name}" for name in sources}
-    assert sorted(names) == sorted(linked)
+    assert sorted(names) == sorted({*linked, "bert_keras/py.typed"})
+
+
+def test_the_version_stands_in_one_place(metadata):
+    assert metadata["Version"] == bert_keras.__version__
 
 
 def test_wheel_has_the_command_and_the_license(wheel, metadata):
@@ -148,3 +154,22 @@ def test_every_import_is_declared(metadata):
             elif isinstance(node, ast.ImportFrom) and node.module:
                 imported.add(node.module.partition(".")[0])
     assert imported - sys.stdlib_module_names <= declared
+
+
+def test_an_editor_finds_every_public_name():
+    """Editors and type checkers run nothing: they read `__all__`, the imports beside it, and the definitions."""
+    tree = ast.parse((ROOT / "bert_keras" / "__init__.py").read_text())
+    (guard,) = (node for node in tree.body if isinstance(node, ast.If))
+    assert ast.unparse(guard.test) == "TYPE_CHECKING"
+    read = {alias.name: node.module for node in guard.body for alias in node.names}
+    (listed,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+    assert read == bert_keras._HOME_OF and sorted(listed) == sorted(read)
+    for name, module in read.items():
+        path = ROOT / module.replace(".", "/")
+        source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        defined = {getattr(node, "name", None) for node in ast.parse(source.read_text()).body}
+        assert name in defined, f"{module} imports {name} from elsewhere"

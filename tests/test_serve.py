@@ -20,6 +20,7 @@ from bert_keras.savedmodels.export import export
 from bert_keras.savedmodels.model_card import model_card
 from bert_keras.savedmodels.server import Server
 from bert_keras.savedmodels.server.served import example_of, load, reason_of
+from bert_keras.savedmodels.server.versions import Versions
 from bert_keras.savedmodels.verify import CARD, EXAMPLE, EXTRA
 from bert_keras.tasks.options import ServerOptions
 from bert_keras.tasks.problems.fill_mask import FillMask
@@ -53,7 +54,7 @@ def served(folder):
 @pytest.fixture(scope="module")
 def server(served):
     pytest.importorskip("tensorflow_serving")
-    with Server(served, ServerOptions(port=0, grpc_port=0)) as running:
+    with Server(Versions(served), ServerOptions(port=0, grpc_port=0)) as running:
         yield running
 
 
@@ -109,7 +110,7 @@ ODD = "my model, é: 100 %"
 @pytest.fixture(scope="module")
 def odd(served):
     """A server whose model's name is quoted in an address."""
-    with Server(dataclasses.replace(served, name=ODD), REST_ALONE) as running:
+    with Server(Versions(dataclasses.replace(served, name=ODD)), REST_ALONE) as running:
         yield running
 
 
@@ -160,8 +161,9 @@ REFUSED = {
     "too deep for JSON": (b'{"inputs": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "too deep"),
     "no form": ({}, "either instances or inputs"),
     "no instance": ({"instances": []}, "at least one"),
-    "one text of two": ({"instances": [{"premise": "a"}]}, "takes"),
-    "unlike rows": ({"instances": [PAIR, {"premise": "a"}]}, "each instance"),
+    "one text of two": ({"instances": [{"premise": "a"}]}, "hypothesis, premise; instance 0 has 'premise'"),
+    "unlike rows": ({"instances": [PAIR, {"premise": "a"}]}, "instance 1 has 'premise'"),
+    "a text of two": ({"instances": [PAIR, "a"]}, "hypothesis, premise; instance 1 is a str"),
     "a number": (instances(premise=3), "not a tensor of string"),
     "a null": (instances(premise=None), "not a tensor of string"),
     "no base64": (instances(premise={"b64": "?"}), "b64"),
@@ -237,9 +239,9 @@ def test_grpc_predicts_and_describes_itself(server, assert_expected):
 
 def test_a_taken_port_is_named(server, served):
     with pytest.raises(OSError, match=f"port {server.port} .*--port"):
-        Server(served, ServerOptions(port=server.port, no_grpc=True))
+        Server(Versions(served), ServerOptions(port=server.port, no_grpc=True))
     with pytest.raises(OSError, match=f"port {server.grpc_port}; give another --grpc-port"):
-        Server(served, ServerOptions(port=0, grpc_port=server.grpc_port))
+        Server(Versions(served), ServerOptions(port=0, grpc_port=server.grpc_port))
 
 
 def test_no_model_is_named(tmp_path):

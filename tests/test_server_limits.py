@@ -23,6 +23,7 @@ from tensorflow.core.framework.types_pb2 import DT_INT8, DT_STRING
 from bert_keras.savedmodels import reload
 from bert_keras.savedmodels.server import Server, rest
 from bert_keras.savedmodels.server.served import ROWS_AT_A_TIME, Call, RequestError, Served, load
+from bert_keras.savedmodels.server.versions import Versions
 from bert_keras.savedmodels.verify import EXAMPLE, EXTRA
 from bert_keras.tasks.options import MAX_TEXT, MESSAGE_PER_TEXT, ServerOptions
 
@@ -101,7 +102,7 @@ def whole(served):
 @pytest.fixture(scope="module")
 def server(served, whole):
     pytest.importorskip("tensorflow_serving")
-    with Server(served, OPTIONS, hosts=["model.test"]) as running:
+    with Server(Versions(served), OPTIONS, hosts=["model.test"]) as running:
         yield running
 
 
@@ -358,7 +359,7 @@ def test_rows_in_groups_are_answered_as_all_at_once(server, whole, signature):
 
 
 def test_32_clients_at_once(served):
-    running = Server(served, ServerOptions(port=0, no_grpc=True))
+    running = Server(Versions(served), ServerOptions(port=0, no_grpc=True))
     with contextlib.ExitStack() as stack:
         clients = [
             stack.enter_context(socket.create_connection(("127.0.0.1", running.port), timeout=0.5))

@@ -19,6 +19,7 @@ from runs import ROOT, SIZES, contents, full_disk, run_command, texts, write_che
 import bert_keras as bk
 from bert_keras.errors import BertKerasError
 from bert_keras.model.layers import Dense
+from bert_keras.optimization.training_model import TrainingModel
 from bert_keras.tasks.data.columns import class_ids
 from bert_keras.tasks.finetuning.finetune import plan_finetuning
 from bert_keras.tasks.hparams import Hparams
@@ -472,8 +473,24 @@ def test_data_that_cannot_work_is_refused(case, x, y, facts, checkpoint, untrain
     assert all(fact in str(error.value) for fact in facts), error.value
 
 
+def test_objects_describe_themselves_in_words(untrained):
+    """The name of a class and an address say nothing in a notebook."""
+    tokens = "WordPiece(373 tokens, lower_case=True)"
+    described = {
+        untrained.preprocess.tokenizer: tokens,
+        untrained.preprocess: f"Preprocessor({tokens}, seq_length=48, pad_to_longest=True",
+        untrained.problem: "TextClassification(name='custom', ",
+        untrained: "<TextModel TextClassification(name='custom', ",
+    }
+    assert {one: repr(one)[: len(words)] for one, words in described.items()} == described
+    assert "labels=['bad', 'good']" in repr(untrained) and ", 1 layers of 48, up to 48 tokens>" in repr(
+        untrained
+    )
+
+
 def test_a_clone_names_its_missing_vocabulary(untrained):
     clone = keras.models.clone_model(untrained)
+    assert "no vocabulary" in repr(clone)
     calls = (lambda: clone.predict(TEXTS), lambda: clone.fit(TEXTS, LABELS), lambda: clone(TEXTS))
     for call in (*calls, lambda: clone.evaluate(TEXTS, LABELS), clone.get_config):
         with pytest.raises(BertKerasError, match="no vocabulary: clone_model.*set preprocess"):
@@ -482,6 +499,21 @@ def test_a_clone_names_its_missing_vocabulary(untrained):
     clone.set_weights(untrained.get_weights())
     found, wanted = (one.predict(TEXTS, verbose=0)["probabilities"] for one in (clone, untrained))
     np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_many_tokenizers_and_trainings_are_no_retracing(checkpoint, caplog, monkeypatch):
+    """TensorFlow counts by the code of a function, which all tokenizers and all trainings share, and warns from the fifth on."""
+    monkeypatch.setattr(tf.get_logger(), "propagate", True)
+    for _ in range(6):
+        tokenizer = bk.load_tokenizer(checkpoint)
+        for tokenize in (tokenizer.tokenize, tokenizer.tokenize_with_offsets):
+            tokenize(tf.constant(["good"]))
+        # A step of any network traces the same code.
+        model = TrainingModel(inputs := keras.Input((1,)), keras.layers.Dense(1)(inputs))
+        model.compile("sgd", "mse")
+        model.fit(np.ones((1, 1)), np.ones(1), verbose=0)
+        model.train_on_batch(np.ones((1, 1)), np.ones(1))
+    assert "retracing" not in caplog.text
 
 
 def test_labels_from_an_iterator_are_all_read(checkpoint):
@@ -502,6 +534,7 @@ SETTINGS = [
     (lambda model, _: model.save("model.keras", include_optimizer=False), "no argument 'include_optimizer'.*compile"),
     (lambda _, ckpt: bk.embedder(ckpt).save("run"), "embedding.*keras"),
     (lambda _, ckpt: bk.classifier(ckpt, NAMES, seq_length=512), "seq_length 48"),
+    (lambda _, ckpt: bk.question_answerer(ckpt, seq_length=40, max_query_length=37), "no room .* 37 tokens .* at least 41"),
     (lambda _, ckpt: bk.classifier(ckpt, 2), "labels is 2; give a list"),
     *((lambda _, ckpt, labels=labels: bk.classifier(ckpt, labels), "labels")
       for labels in (["one"], "ab", [0, 1], [], {"bad", "good"}, {"bad": 0, "good": 1})),

@@ -1,8 +1,10 @@
 """The terminal side of every command: flags, tables, progress bars, the start of TensorFlow, and errors in one line."""
 
 import argparse
+import codecs
 import contextlib
 import io
+import json
 import math
 import os
 import sys
@@ -20,6 +22,7 @@ from bert_keras.io.signals import exit_code
 PATH: dict[str, Any] = {"type": os.path.expanduser}  # a shell does not expand ~ after `=` or in quotes
 # Several values after a flag, which may be repeated.
 SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend"}
+ESCAPE = "bert_keras_escape"  # an error handler of codecs
 SECONDS, PARTS = 30.0, 100  # between two lines about long work; the most lines about it
 # Errors that are printed in one line. Any other error is a bug and keeps its traceback.
 EXPECTED = (BertKerasError, OSError)
@@ -83,6 +86,24 @@ def open_closed_streams() -> None:
             setattr(sys, name, open(number, mode, closefd=False))
 
 
+def escape_missing_characters() -> None:
+    """Has the standard streams write a character that their encoding lacks as JSON does, so that JSON lines stay valid."""
+
+    def escape(error: UnicodeError) -> tuple[str, int]:
+        if not isinstance(error, UnicodeEncodeError):
+            raise error
+        return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+    codecs.register_error(ESCAPE, escape)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=ESCAPE)
+
+
+class EndNow(SystemExit):
+    """The end of a process without Python's own, which collects the garbage of a large graph for seconds."""
+
+
 def flush_streams() -> None:
     """Flushes the standard streams; exits with 1 if that fails."""
     # Python's own flush at the end would print a traceback and exit with 120.
@@ -120,7 +141,7 @@ def one_line_errors(*, debug: bool) -> Iterator[None]:
         if debug:
             raise
         with contextlib.suppress(OSError):  # standard error may be closed too
-            print(f"bert-keras: error: {' '.join(str(error).split())}", file=sys.stderr)
+            print(f"bert-keras: error: {' '.join(_reason(error).split())}", file=sys.stderr)
         if isinstance(error, WorkerLost):
             # TensorFlow's threads may wait for the lost worker when Python ends.
             flush_streams()
@@ -130,6 +151,16 @@ def one_line_errors(*, debug: bool) -> Iterator[None]:
         with contextlib.suppress(OSError):
             print(f"bert-keras: {error if error.args else 'stopped'}", file=sys.stderr)
         sys.exit(exit_code(error))
+
+
+def _reason(error: Exception) -> str:
+    """The text of an error; Python's own for a current folder that has been deleted names nothing."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        if isinstance(error, FileNotFoundError) and error.filename is None:
+            return "the current folder has been deleted; change to another folder."
+    return str(error)
 
 
 # These hide the bars of tqdm, which TensorFlow Datasets, pooch and kagglehub show, and of huggingface_hub.
@@ -156,7 +187,7 @@ def reporting(*, quiet: bool) -> Iterator[None]:
 def print_errors_only() -> None:
     """Until the end of `reporting`, this process prints only warnings and errors: another one reports on the work of both."""
     global _quiet
-    _quiet, sys.stdout = True, open(os.devnull, "w")
+    _quiet, sys.stdout = True, open(os.devnull, "w", encoding="utf-8")
 
 
 def say(line: str) -> None:

@@ -6,16 +6,20 @@ COMMANDS names the module of each command, beside the code that it runs. No comm
 import argparse
 import contextlib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
 from absl import app
 from absl.flags import argparse_flags
 
+from bert_keras import __version__
 from bert_keras.cli.console import (
     COMMON,
     Command,
+    EndNow,
     add_parser,
+    escape_missing_characters,
     flush_streams,
     one_line_errors,
     open_closed_streams,
@@ -68,10 +72,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv: like sys.argv, starts with the program's name
     """
     open_closed_streams()
+    escape_missing_characters()
     try:
         app.run(_run, argv=list(argv) if argv is not None else None, flags_parser=_parse)
-    except SystemExit:
+    except SystemExit as end:
         flush_streams()
+        if isinstance(end, EndNow) and argv is None:
+            os._exit(0)
         raise
 
 
@@ -105,6 +112,7 @@ def parser(names: Sequence[str]) -> argparse.ArgumentParser:
     )
     for flag, text in COMMON.items():
         made.add_argument(flag, action="store_true", help=text)
+    made.add_argument("--version", action="version", version=f"bert-keras {__version__}")
     group = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in names:
         command: Command = importlib.import_module(COMMANDS[name]).COMMANDS[name]

@@ -134,7 +134,10 @@ def import_current_folder_last() -> None:
     It stays first if this package itself was imported from it: a checkout must not be mixed with an installed version.
     The folder of this package is put before it, because Python uses the finder of an editable install after all of sys.path.
     """
-    current = os.getcwd()
+    try:
+        current = os.getcwd()
+    except FileNotFoundError:  # it has been deleted
+        return
     if not sys.flags.safe_path and sys.path[:1] == [current] and not ROOT.samefile(current):
         sys.path.append(sys.path.pop(0))
         if str(ROOT) not in sys.path:

@@ -25,6 +25,7 @@ from bert_keras.features import (
     OUTPUT_POSITIONS,
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
+    check_names,
 )
 from bert_keras.model.kernels import (
     ACTIVATIONS,
@@ -183,6 +184,7 @@ class BertEncoder(FromBertConfig, keras.Model):
         return {name: masks[name] for name in self.outputs_wanted}
 
     def call(self, features: Mapping[str, Any], training: bool = False) -> dict[str, Any]:
+        check_names(features)
         word_ids, mask, type_ids = (ops.cast(features[name], DTYPE) for name in ENCODER_INPUTS)
         self._check_length(word_ids.shape[1])
         position = pooled_position(mask, causal=self.config.causal)
@@ -313,6 +315,7 @@ class BertEncoder(FromBertConfig, keras.Model):
 
     def compute_output_spec(self, features: Mapping[str, Any], training: bool = False) -> dict[str, Any]:
         """Shapes without running, so that `keras.Input` with an unknown length works on any backend."""
+        check_names(features)
         batch, length = features[INPUT_WORD_IDS].shape
         self._check_length(length)
         asked = length

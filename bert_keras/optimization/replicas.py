@@ -67,7 +67,7 @@ def replica_gather(value: Any) -> Any:
 
 
 def without_autotuning(data: Any) -> Any:
-    """A tf.data.Dataset without autotuning, unless its options turn it on or off.
+    """A tf.data.Dataset without autotuning, unless its options turn it on or off: for `fit` of a plain `keras.Model`.
 
     The thread of autotuning sleeps 10 ms, then twice as long each time. With TensorFlow 2.21, we saw iterators that ended only
     when it woke: `fit` took up to twice its time. Without the thread, `AUTOTUNE` stands for the number of cores.
@@ -100,6 +100,42 @@ def prepared(value: Any) -> Any:
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     return value.with_options(options)
+
+
+def check_scope(model: Any) -> None:
+    """Raises BertKerasError in the scope of a strategy that the model was not made in: its variables are elsewhere."""
+    import keras
+
+    if keras.backend.backend() != "tensorflow":
+        return
+    import tensorflow as tf
+
+    if not tf.distribute.has_strategy():
+        return
+    scope, own = tf.distribute.get_strategy(), model._distribute_strategy
+    check_strategy(scope)
+    if own is not scope:
+        where = "outside of it" if own is None else f"in the scope of another {type(own).__name__}"
+        raise BertKerasError(
+            f"this is the scope of a {type(scope).__name__}, and the model was made {where}; make and compile the model inside "
+            "`with strategy.scope():`."
+        )
+
+
+def check_strategy(strategy: Any) -> None:
+    """Raises BertKerasError for a strategy that keeps the variables in one place, which Keras 3 does not train."""
+    import tensorflow as tf
+
+    central = (
+        tf.distribute.experimental.CentralStorageStrategy,
+        tf.distribute.experimental.ParameterServerStrategy,
+        tf.distribute.ParameterServerStrategy,
+    )
+    if isinstance(strategy, central):
+        raise BertKerasError(
+            f"{type(strategy).__name__} is not supported: it keeps the variables in one place; take MirroredStrategy, "
+            "MultiWorkerMirroredStrategy or TPUStrategy."
+        )
 
 
 def count_workers(strategy: Any) -> int:

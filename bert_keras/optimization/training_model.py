@@ -5,6 +5,7 @@ strategies) belong here and nowhere else.
 """
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from bert_keras.optimization.losses import GlobalMean, micro_batches, name_of, w
 from bert_keras.optimization.optimizers import ACCUMULATION
 from bert_keras.optimization.replicas import (
     check_order,
+    check_scope,
     count_workers,
     prepared,
     replica_context,
@@ -44,6 +46,7 @@ class TrainingSteps:
         Raises BertKerasError for micro_batch with a loss that is no GlobalMean, for an optimizer with Keras'
         gradient_accumulation_steps, and for one that scales the loss, as float16 needs, under several replicas.
         """
+        check_scope(self)
         if micro_batch is not None and keywords.get("jit_compile", "auto") == "auto":
             keywords["jit_compile"] = False  # batches of any size
         super().compile(*arguments, **keywords)  # type: ignore[misc]
@@ -69,6 +72,7 @@ class TrainingSteps:
 
         A data set is not autotuned, unless its options say so: `without_autotuning` says why.
         """
+        check_scope(self)
         self._initial_epoch = None  # a BackupAndRestore of an earlier `fit` left its epoch here
         fit = super().fit  # type: ignore[misc]
         given = inspect.signature(fit).bind(*arguments, **keywords)
@@ -82,6 +86,7 @@ class TrainingSteps:
 
     def evaluate(self: Any, *arguments: Any, **keywords: Any) -> Any:
         """As Keras does; batches are divided as in `fit`."""
+        check_scope(self)
         return super().evaluate(*map(prepared, arguments), **_all_prepared(keywords))  # type: ignore[misc]
 
     def predict(self: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -345,6 +350,7 @@ def make_function(
     """
     import tensorflow as tf
 
+    check_scope(model)
     strategy = model.distribute_strategy
     if model.jit_compile and not model.run_eagerly:
         step = tf.function(step, jit_compile=True, reduce_retracing=True, autograph=False)
@@ -371,8 +377,13 @@ def make_function(
             made = _more_steps(run, iterator, made, count - 1)
         return logs(made)
 
-    traced = steps if model.run_eagerly else tf.function(steps, reduce_retracing=True, autograph=False)
-    one = run if model.run_eagerly else tf.function(run, reduce_retracing=True, autograph=False)
+    def traced_alone(call: Callable[..., Any]) -> Callable[..., Any]:
+        """A new object: TensorFlow would count the traces of several trainings as retracing of one function."""
+        if model.run_eagerly:
+            return call
+        return tf.function(functools.partial(call), reduce_retracing=True, autograph=False)
+
+    traced, one = traced_alone(steps), traced_alone(run)
 
     def function(iterator: Any) -> Any:
         if isinstance(iterator, tf.data.Iterator | tf.distribute.DistributedIterator):

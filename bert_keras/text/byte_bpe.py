@@ -9,6 +9,7 @@ text, and BPE without dropout.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -157,7 +158,7 @@ class ByteBPE(Tokenizer):
     def _whole_words(self, texts: Sequence[bytes]) -> tuple[tf.Tensor, ...]:
         """The words that the merges make a single token: their hashes in ascending order, the words, and the tokens."""
         words = tf.constant([texts[i] for i in self._real])
-        tokens, _ = tf.function(self._merge, autograph=False)(words)
+        tokens, _ = tf.function(functools.partial(self._merge), autograph=False)(words)
         single = tokens.row_lengths() == 1
         # The names of the special tokens are words only where text may hold these tokens.
         names = tf.constant([*BPE_TOKENS.values()])

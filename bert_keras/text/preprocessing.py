@@ -114,6 +114,11 @@ class Preprocessor(tf.Module):
         self.multiple_of = multiple_of
         self.truncation = truncation
 
+    def __repr__(self) -> str:
+        settings = ("seq_length", "pad_to_longest", "multiple_of", "truncation")
+        named = ", ".join(f"{name}={getattr(self, name)!r}" for name in settings)
+        return f"Preprocessor({self.tokenizer!r}, {named})"
+
     def __call__(self, *segments: tf.Tensor | str | Sequence[str], keep: str | None = None) -> Features:
         """segments: one or two string [B] -> Features, int32 [B, S]. A Python string is a batch of one.
 
@@ -162,7 +167,7 @@ class Preprocessor(tf.Module):
         Raises ValueError for a doc_stride under 1, or if no room is left for the context.
         Source: google-research/bert run_squad.py, convert_examples_to_features and _check_is_max_context.
         """
-        room, special_tokens = self._window_room(question is not None, doc_stride, max_query_length)
+        room, special_tokens = self.window_room(question is not None, doc_stride, max_query_length)
         if question is not None:
             # Stacking refuses unequal batch sizes; some ragged kernels would read past the shorter batch.
             context, question = tf.unstack(tf.stack([context, question]))
@@ -197,8 +202,11 @@ class Preprocessor(tf.Module):
             features[WORD_INDEX] = placed(words, -1)
         return features
 
-    def _window_room(self, asks: bool, doc_stride: int, max_query_length: int | None) -> tuple[int, int]:
-        """Positions of a window beside its question, at the least, and special tokens. Raises ValueError as `windows`."""
+    def window_room(self, asks: bool, doc_stride: int, max_query_length: int | None) -> tuple[int, int]:
+        """Positions of a window beside its question, at the least, and special tokens. Raises ValueError as `windows`.
+
+        asks: True where the windows start with a question
+        """
         special_tokens = self.tokenizer.pair.added(2 if asks else 1)
         room = self.seq_length - special_tokens - (max_query_length or 0 if asks else 0)
         if room < 1:

@@ -75,9 +75,13 @@ class Tokenizer(tf.Module):
         self._vocabulary = lambda: fixed
         # A decorator would hold the instance weakly, and `WordPiece(...).tokenize(...)` would find it deleted.
         for method in (self.tokenize, self.tokenize_with_offsets):
-            traced = tracing()(method)
+            # A new object: TensorFlow would count the traces of all tokenizers as retracing of one function.
+            traced = functools.partial(tracing()(method))
             graph = tf.function(traced, input_signature=[tf.TensorSpec([None], tf.string)], autograph=False)
             setattr(self, method.__name__, graph)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.vocab_size:,} tokens, lower_case={self.lower_case})"
 
     @property
     def vocabulary(self) -> tuple[str, ...]:

@@ -4,7 +4,9 @@ Source: tensorflow_serving/apis.
 """
 
 import concurrent.futures
+import contextlib
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -20,6 +22,7 @@ from tensorflow_serving.apis import (
     prediction_service_pb2_grpc,
 )
 
+from bert_keras.savedmodels.server.log import Log, access_line
 from bert_keras.savedmodels.server.served import (
     DEFAULT_SIGNATURE,
     HOST,
@@ -28,13 +31,16 @@ from bert_keras.savedmodels.server.served import (
     RequestError,
     Served,
 )
+from bert_keras.savedmodels.server.versions import Versions
 from bert_keras.tasks.options import ServerOptions
 
 THREADS = 32  # the most requests that wait for an answer
 
 
-def serve(served: Served, options: ServerOptions, *, work: concurrent.futures.Executor) -> tuple[Any, int]:
-    """A listening server, and its port. work: runs the requests. Raises OSError if it cannot listen."""
+def serve(
+    versions: Versions, options: ServerOptions, *, work: concurrent.futures.Executor, log: Log
+) -> tuple[Any, int]:
+    """A listening server, and its port. work: runs the requests; log: as in `Http`. Raises OSError if it cannot listen."""
     server = grpc.server(
         concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix="grpc"),
         options=[
@@ -43,7 +49,7 @@ def serve(served: Served, options: ServerOptions, *, work: concurrent.futures.Ex
             ("grpc.so_reuseport", 0),
         ],
     )
-    services = Services(served, options, work)
+    services = Services(versions, options, work, None if options.no_access_log else log)
     prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(services, server)
     model_service_pb2_grpc.add_ModelServiceServicer_to_server(services, server)
     try:
@@ -57,19 +63,24 @@ def serve(served: Served, options: ServerOptions, *, work: concurrent.futures.Ex
 class Services(
     prediction_service_pb2_grpc.PredictionServiceServicer, model_service_pb2_grpc.ModelServiceServicer
 ):
-    """PredictionService and ModelService for one version of a model."""
+    """PredictionService and ModelService for the versions of a model."""
 
-    def __init__(self, served: Served, options: ServerOptions, work: concurrent.futures.Executor) -> None:
-        self._served, self._options, self._work = served, options, work
+    def __init__(
+        self, versions: Versions, options: ServerOptions, work: concurrent.futures.Executor, log: Log | None
+    ) -> None:
+        self._versions, self._options, self._work, self._log = versions, options, work, log
 
     def Predict(self, request: Any, context: Any) -> Any:
-        return self._reply(self._predict, request, context)
+        with self._access("Predict", context):
+            return self._reply(self._predict, request, context)
 
     def GetModelMetadata(self, request: Any, context: Any) -> Any:
-        return self._describe(self._metadata, request, context)
+        with self._access("GetModelMetadata", context):
+            return self._describe(self._metadata, request, context)
 
     def GetModelStatus(self, request: Any, context: Any) -> Any:
-        return self._describe(self._status, request, context)
+        with self._access("GetModelStatus", context):
+            return self._describe(self._status, request, context)
 
     def Classify(self, request: Any, context: Any) -> None:
         _unimplemented("Classify", context)
@@ -80,7 +91,19 @@ class Services(
     def MultiInference(self, request: Any, context: Any) -> None:
         _unimplemented("MultiInference", context)
 
-    def _reply(self, make: Callable[[Any, Call], Any], request: Any, context: Any) -> Any:
+    @contextlib.contextmanager
+    def _access(self, method: str, context: Any) -> Iterator[None]:
+        """Logs the call that runs inside."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            if self._log is not None:
+                code = context.code()
+                status = "OK" if code is None else code.name
+                self._log(access_line("gRPC", method, status, time.monotonic() - began))
+
+    def _reply(self, make: Callable[[Served, Any, Call], Any], request: Any, context: Any) -> Any:
         """The result of `make`; stops when the time limit ends or the client disconnects."""
         call = Call(self._options)
         if not context.add_callback(call.stop):  # the client has already disconnected
@@ -97,32 +120,32 @@ class Services(
             call.stop()
             future.cancel()
 
-    def _describe(self, make: Callable[[Any, Call], Any], request: Any, context: Any) -> Any:
+    def _describe(self, make: Callable[[Served, Any, Call], Any], request: Any, context: Any) -> Any:
         """The result of `make`, without a worker, because all workers may be busy."""
         try:
             return self._checked(make, request, Call(self._options))
         except RequestError as error:
             context.abort(grpc.StatusCode[error.code], str(error))
 
-    def _checked(self, make: Callable[[Any, Call], Any], request: Any, call: Call) -> Any:
+    def _checked(self, make: Callable[[Served, Any, Call], Any], request: Any, call: Call) -> Any:
         spec = request.model_spec
-        self._served.check(
+        served = self._versions.find(
             spec.name,
             spec.version.value if spec.HasField("version") else None,
             spec.version_label if spec.HasField("version_label") else None,
         )
-        return make(request, call)
+        return make(served, request, call)
 
-    def _predict(self, request: Any, call: Call) -> Any:
+    def _predict(self, served: Served, request: Any, call: Call) -> Any:
         signature = request.model_spec.signature_name or DEFAULT_SIGNATURE
-        specs = self._served.checked_inputs(signature, request.inputs)
+        specs = served.checked_inputs(signature, request.inputs)
         inputs = dict(_parsed(request.inputs, specs, call))
-        outputs = self._served.predict(signature, inputs, call)
+        outputs = served.predict(signature, inputs, call)
         if unknown := sorted(set(request.output_filter) - set(outputs)):
             raise RequestError(f"there is no output {', '.join(unknown)}.")
         response = predict_pb2.PredictResponse()
-        response.model_spec.name, response.model_spec.signature_name = self._served.name, signature
-        response.model_spec.version.value = self._served.version
+        response.model_spec.name, response.model_spec.signature_name = served.name, signature
+        response.model_spec.version.value = served.version
         for name in request.output_filter or outputs:
             call.check()
             array = outputs[name]
@@ -130,20 +153,20 @@ class Services(
             response.outputs[name].CopyFrom(tf.make_tensor_proto(array, dtype))
         return response
 
-    def _metadata(self, request: Any, call: Call) -> Any:
+    def _metadata(self, served: Served, request: Any, call: Call) -> Any:
         if list(request.metadata_field) != ["signature_def"]:
             raise RequestError("metadata_field must be signature_def.")
         response = get_model_metadata_pb2.GetModelMetadataResponse()
-        response.model_spec.name = self._served.name
-        response.model_spec.version.value = self._served.version
+        response.model_spec.name = served.name
+        response.model_spec.version.value = served.version
         signatures = get_model_metadata_pb2.SignatureDefMap()
-        for name, value in self._served.signature_defs.items():
+        for name, value in served.signature_defs.items():
             signatures.signature_def[name].CopyFrom(value)
         response.metadata["signature_def"].Pack(signatures)
         return response
 
-    def _status(self, request: Any, call: Call) -> Any:
-        return json_format.ParseDict(self._served.status(), get_model_status_pb2.GetModelStatusResponse())
+    def _status(self, served: Served, request: Any, call: Call) -> Any:
+        return json_format.ParseDict(self._versions.status(), get_model_status_pb2.GetModelStatusResponse())
 
 
 def _unimplemented(method: str, context: Any) -> None:

@@ -1,6 +1,6 @@
 """REST: JSON over HTTP on this machine. aiohttp reads the requests.
 
-In: a `Served` and a port. Out: JSON, for errors too. Strings are UTF-8, other bytes are {"b64": ...}.
+In: `Versions` and a port. Out: JSON, for errors too. Strings are UTF-8, other bytes are {"b64": ...}.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import re
 import socket
 import threading
 import urllib.parse
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,8 @@ from google.protobuf import json_format
 
 from bert_keras.errors import BertKerasError
 from bert_keras.savedmodels.reload import plain
+from bert_keras.savedmodels.server.log import AccessLine, Log, logger_to, one_line_exceptions
+from bert_keras.savedmodels.server.senders import METHODS, Senders
 from bert_keras.savedmodels.server.served import (
     DEFAULT_SIGNATURE,
     HOST,
@@ -31,6 +33,7 @@ from bert_keras.savedmodels.server.served import (
     RequestError,
     Served,
 )
+from bert_keras.savedmodels.server.versions import Versions
 from bert_keras.tasks.options import ServerOptions
 
 # -----------------------------------------------------------------------------------------------------------
@@ -45,15 +48,16 @@ HTTP_OF = {
     "UNIMPLEMENTED": 501,
     "DEADLINE_EXCEEDED": 504,
 }
-HOSTS = ("localhost", "127.0.0.1", "[::1]")
 BACKLOG = 128  # the most connections that wait to be accepted
 LINGER = 2.0  # seconds to read the rest of a refused body, so that its client sees the response
-GRACE = 0.2  # seconds for running requests when the server stops
+DRAIN = (
+    8.0  # seconds for running requests when the server stops: a container is killed 10 seconds after SIGTERM
+)
+HEALTH = ("/healthz", "/readyz")  # the server listens only after its model has answered the warm-up requests
 _PATH = re.compile(
     r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?"
     r"(?P<verb>:predict|:classify|:regress|/metadata)?"
 )
-_SENDER = re.compile(r"(?:https?://)?(?P<host>\[[^\]]*\]|[^:/@\[\]]+)(?::[0-9]*)?")
 
 # aiohttp logs a traceback for every malformed request, which could fill a disk.
 _quiet = logging.Logger("http")
@@ -64,20 +68,22 @@ class Http:
     """A listening socket; from `start` to `close`, a thread answers its requests.
 
     work: runs the model, which would block other requests
+    log: takes a line about an error outside of a request, and a line for each request, unless the options leave these out
 
     Raises OSError if the port is in use.
     """
 
     def __init__(
         self,
-        served: Served,
+        versions: Versions,
         options: ServerOptions,
         *,
-        hosts: Collection[str],
+        senders: Senders,
         work: concurrent.futures.Executor,
+        log: Log,
     ) -> None:
-        self._served, self._options, self._work = served, options, work
-        self._hosts = {host.lower() for host in (*HOSTS, *hosts)}
+        self._versions, self._options, self._senders, self._work = versions, options, senders, work
+        self._access_log = logger_to(None if options.no_access_log else log)
         try:
             self._socket = socket.create_server((HOST, options.port), backlog=BACKLOG)
         except OSError as error:
@@ -86,6 +92,7 @@ class Http:
             ) from error
         self.port: int = self._socket.getsockname()[1]
         self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(one_line_exceptions(log))
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._runner: web.AppRunner | None = None
 
@@ -95,7 +102,7 @@ class Http:
         self._await(self._listen())
 
     def close(self) -> None:
-        """Stops the running requests and the thread."""
+        """Waits up to DRAIN seconds for running requests, then stops them and the thread."""
         if self._runner is not None:
             self._await(self._runner.cleanup())
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -108,100 +115,91 @@ class Http:
 
     async def _listen(self) -> None:
         app = web.Application(client_max_size=self._options.max_message)
-        app.router.add_route("*", "/{path:.*}", self._handle)
+        app.router.add_route("*", "/{path:(?s:.*)}", self._handle)  # a path may hold an escaped line break
         self._runner = web.AppRunner(
             app,
             handler_cancellation=True,  # when the client disconnects
-            shutdown_timeout=GRACE,
+            shutdown_timeout=DRAIN,
             lingering_time=LINGER,
             keepalive_timeout=self._options.max_seconds,
-            access_log=None,
+            access_log=self._access_log,
+            access_log_class=AccessLine,
             logger=_quiet,
         )
         await self._runner.setup()
         await web.SockSite(self._runner, self._socket, backlog=BACKLOG).start()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        if request.method not in ("GET", "POST"):
-            return _json(405, f"{request.method} is not supported; use GET or POST.", Allow="GET, POST")
+        if request.method == "GET" and request.path in HEALTH:
+            return web.json_response({"status": "ok"})
         call = Call(self._options)
         sent: web.Response | None = None
         try:
             async with asyncio.timeout(self._options.max_seconds):
-                self._check_sender(request)
-                make = self._describe if request.method == "GET" else self._predict
-                sent = web.Response(text=await make(request, call), content_type="application/json")
+                sent = await self._respond(request, call)
+                self._senders.allow(request, sent)
                 await sent.prepare(request)
                 # Within the time limit: a client that does not read would hold the memory.
                 await sent.write_eof()
             return sent
-        except RequestError as error:
-            return _json(HTTP_OF.get(error.code, 500), str(error))
         except TimeoutError:
             if sent is not None:
                 if request.transport is not None:
                     request.transport.abort()
                 return sent
-            return _json(504, f"no answer within {self._options.max_seconds:g} seconds.")
-        except web.RequestPayloadError as error:
-            return _json(400, f"the body is damaged ({error}).")
-        except Exception as error:  # a request must not end the connection of the next request
-            if sent is not None:
-                raise
-            return _json(500, f"{type(error).__name__}: {error}")
+            late = _json(504, f"no answer within {self._options.max_seconds:g} seconds.")
+            self._senders.allow(request, late)
+            return late
         finally:
             call.stop()
 
-    def _check_sender(self, request: web.Request) -> None:
-        """Raises RequestError for a Host or Origin outside the allowed names: a web page may reach the server by another name.
+    async def _respond(self, request: web.Request, call: Call) -> web.Response:
+        """The response to a request; an error is a response too, and never ends the connection of the next request."""
+        try:
+            if (preflight := self._senders.preflight(request)) is not None:
+                return preflight
+            if request.method not in ("GET", "POST"):
+                return _json(405, f"{request.method} is not supported; use GET or POST.", Allow=METHODS)
+            self._senders.check(request)
+            make = self._describe if request.method == "GET" else self._predict
+            return web.Response(text=await make(request, call), content_type="application/json")
+        except RequestError as error:
+            return _json(HTTP_OF.get(error.code, 500), str(error))
+        except web.RequestPayloadError as error:
+            return _json(400, f"the body is damaged ({error}).")
+        except Exception as error:
+            return _json(500, f"{type(error).__name__}: {error}")
 
-        Browsers send an Origin with every POST from a page, and a preflight request before JSON to another origin.
-        """
-        for header in ("Host", "Origin"):
-            if (value := request.headers.get(header)) is None and header == "Origin":
-                continue
-            sender = _SENDER.fullmatch(value or "")
-            if sender is None or sender["host"].lower() not in self._hosts:
-                raise RequestError(
-                    f"{header} is {value}; allowed: {', '.join(sorted(self._hosts))}; --allow-host adds a name.",
-                    "PERMISSION_DENIED",
-                )
-        from_page = "Origin" in request.headers and request.method == "POST"
-        if from_page and request.content_type != "application/json":
-            raise RequestError(
-                f"Content-Type is {request.content_type}; a page must send application/json.",
-                "PERMISSION_DENIED",
-            )
-
-    def _verb(self, request: web.Request) -> str | None:
+    def _find(self, request: web.Request) -> tuple[Served, str | None]:
+        """The version that a request asks for, and its verb. Raises RequestError."""
         path = request.raw_path.partition("?")[0]
         match = _PATH.fullmatch(path)
         if match is None:
-            raise RequestError(f"there is no address {path[:80]}; see {self._served.address}.", "NOT_FOUND")
+            raise RequestError(f"there is no address {path[:80]}; see {self._versions.address}.", "NOT_FOUND")
         version, label = match["version"], match["label"]
         if version is not None and (len(version) > 19 or int(version) >= 2**63):
             raise RequestError(f"Failed to convert version: {version[:20]} to numeric.")
-        self._served.check(
+        served = self._versions.find(
             urllib.parse.unquote(match["name"]),
             None if version is None else int(version),
             None if label is None else urllib.parse.unquote(label),
         )
-        return match["verb"]
+        return served, match["verb"]
 
     async def _describe(self, request: web.Request, call: Call) -> str:
-        verb = self._verb(request)
+        served, verb = self._find(request)
         if verb is not None and verb != "/metadata":
             raise RequestError(f"{verb} needs a POST.")
-        return json.dumps(metadata_of(self._served) if verb else self._served.status())
+        return json.dumps(metadata_of(served) if verb else self._versions.status())
 
     async def _predict(self, request: web.Request, call: Call) -> str:
-        verb = self._verb(request)
+        served, verb = self._find(request)
         if verb in (":classify", ":regress"):
             raise RequestError(
-                f"{verb} is not supported; use {self._served.address}:predict.", "UNIMPLEMENTED"
+                f"{verb} is not supported; use {self._versions.address}:predict.", "UNIMPLEMENTED"
             )
         if verb != ":predict":
-            raise RequestError(f"send a POST to {self._served.address}:predict.")
+            raise RequestError(f"send a POST to {self._versions.address}:predict.")
         most = self._options.max_message
         too_long = RequestError(f"the body is too long; send at most {most:,} bytes.", "RESOURCE_EXHAUSTED")
         if (request.content_length or 0) > most:
@@ -210,10 +208,10 @@ class Http:
             body = await request.read()
         except web.HTTPRequestEntityTooLarge as error:
             raise too_long from error
-        return await asyncio.get_running_loop().run_in_executor(self._work, self._answer, body, call)
+        return await asyncio.get_running_loop().run_in_executor(self._work, self._answer, served, body, call)
 
-    def _answer(self, body: bytes, call: Call) -> str:
-        content = answer(self._served, body, call)
+    def _answer(self, served: Served, body: bytes, call: Call) -> str:
+        content = answer(served, body, call)
         call.check()
         return json.dumps(content)
 
@@ -226,6 +224,7 @@ def _json(status: int, error: str, **headers: str) -> web.Response:
 # -----------------------------------------------------------------------------------------------------------
 # JSON: the body of a :predict request -> the body of its response; a model's metadata
 
+KEYS = ("signature_name", "instances", "inputs")
 MAX_DEPTH = 32  # levels of nested lists and objects, more than any tensor has
 MAX_LISTS = 100_000  # lists and objects in a body
 TOO_DEEP = f"the body is nested too deep; send at most {MAX_DEPTH} levels of lists and objects."
@@ -237,6 +236,8 @@ def answer(served: Served, body: bytes, call: Call) -> dict[str, Any]:
     if body.count(b"[") + body.count(b"{") > most:  # parsing them in Python would take seconds
         raise RequestError(f"the body has over {most:,} brackets; send fewer lists.")
     request = _read(body)
+    if isinstance(request, dict) and (unknown := [key for key in request if key not in KEYS]):
+        raise RequestError(f"the body has {unknown[0]!r}; a request has {', '.join(KEYS)}.")
     forms = [form for form in ("instances", "inputs") if isinstance(request, dict) and form in request]
     if len(forms) != 1:
         raise RequestError("the body must be an object with either instances or inputs.")
@@ -296,11 +297,15 @@ def _rows(rows: Any, names: tuple[str, ...]) -> dict[str, Any]:
     """The row format: a list of objects, or of values of the only input."""
     if not isinstance(rows, list) or not rows:
         raise RequestError("instances must be a list with at least one instance.")
-    if len(names) == 1 and not all(isinstance(row, dict) and set(row) == set(names) for row in rows):
+    if len(names) == 1 and not any(isinstance(row, dict) and set(row) != {"b64"} for row in rows):
         return {names[0]: rows}
-    if any(not isinstance(row, dict) or set(row) != set(rows[0]) for row in rows):
-        raise RequestError(f"each instance must be an object with {', '.join(names)}.")
-    return {name: [row[name] for row in rows] for name in rows[0]}
+    wanted = f"each instance must be an object with {', '.join(names)}"
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise RequestError(f"{wanted}; instance {number} is a {type(row).__name__}.")
+        if set(row) != set(names):
+            raise RequestError(f"{wanted}; instance {number} has {', '.join(map(repr, row)) or 'nothing'}.")
+    return {name: [row[name] for row in rows] for name in names}
 
 
 def _columns(columns: Any, names: tuple[str, ...]) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import pathlib
 import re
 import textwrap
 import threading
-import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +29,7 @@ from bert_keras.tasks.options import ServerOptions
 
 HOST = "127.0.0.1"
 DEFAULT_SIGNATURE = "serving_default"
+FILE = "saved_model.pb"  # of a version
 ROWS_AT_A_TIME = 32  # rows in a batch of the model; the answer still has all rows of a request
 MAX_ELEMENTS = 2_000_000  # most numbers, strings and lists in a request
 MAX_ANSWER = 5_000_000  # most numbers and strings in an answer, padding included
@@ -105,28 +105,10 @@ class Served:
     signatures: Mapping[str, Callable[..., Mapping[str, tf.Tensor]]]
     signature_defs: Mapping[str, meta_graph_pb2.SignatureDef]  # for the metadata
 
-    @property
-    def address(self) -> str:
-        """The model's path in REST, with the name quoted."""
-        return f"/v1/models/{urllib.parse.quote(self.name, safe='')}"
-
     @functools.cached_property
     def _by_rows(self) -> bool:
         """True for exports of this package, where each answer depends only on its own row."""
         return (self.folder / EXTRA / EXAMPLE).is_file()
-
-    def check(self, name: str, version: int | None = None, label: str | None = None) -> None:
-        """Raises RequestError unless a request asks for this model and version, without a label."""
-        if name != self.name or version not in (None, self.version):
-            wanted = name if version is None else f"{name} version {version}"
-            raise RequestError(
-                f"there is no model {wanted}; this server has {self.name} version {self.version}.",
-                "NOT_FOUND",
-            )
-        if label is not None:
-            raise RequestError(
-                f"Unrecognized servable version label: {label}; this server has no labels, give version {self.version}."
-            )
 
     def inputs_of(self, signature: str) -> dict[str, tf.TensorSpec]:
         """The inputs of a signature. Raises RequestError for an unknown signature."""
@@ -193,13 +175,6 @@ class Served:
             except UnicodeDecodeError as error:  # TensorFlow's message repeats bytes of the input
                 raise RequestError(reason_of(error.object.decode("utf-8", "replace"))) from error
 
-    def status(self) -> dict[str, Any]:
-        """The GetModelStatusResponse of an available model, as JSON."""
-        status = {"error_code": "OK", "error_message": ""}
-        return {
-            "model_version_status": [{"version": str(self.version), "state": "AVAILABLE", "status": status}]
-        }
-
 
 def _array(tensor: tf.Tensor) -> np.ndarray:
     value = tensor.numpy()
@@ -246,22 +221,22 @@ def _signature_defs(file: pathlib.Path) -> dict[str, meta_graph_pb2.SignatureDef
     }
 
 
-def load(path: str | pathlib.Path, *, name: str | None = None) -> Served:
-    """Loads a version, or the newest version in a folder.
-
-    name: the model's name in requests (default: the folder's name)
-
-    Raises MissingFileError if there is no SavedModel.
-    """
+def find_versions(path: str | pathlib.Path) -> dict[int, pathlib.Path]:
+    """The versions in a folder by their numbers, or the version that the folder is. Raises MissingFileError if there is none."""
     given, path = to_path(path), to_path(path).resolve()
-    numbered = [folder for folder in path.iterdir() if folder.name.isdecimal()] if path.is_dir() else []
-    versions = [folder for folder in (path, *numbered) if (folder / "saved_model.pb").is_file()]
-    if not versions:
-        close = "" if given.exists() else did_you_mean(given)
-        raise MissingFileError(
-            f"{path} has no SavedModel{close}; give the folder that `bert-keras export` wrote."
-        )
-    folder = path if path in versions else max(versions, key=lambda folder: int(folder.name))
+    if (path / FILE).is_file():
+        return {int(path.name) if path.name.isdecimal() else 1: path}
+    folders = [folder for folder in path.iterdir() if folder.name.isdecimal()] if path.is_dir() else []
+    if found := {int(folder.name): folder for folder in folders if (folder / FILE).is_file()}:
+        return found
+    close = "" if given.exists() else did_you_mean(given)
+    raise MissingFileError(
+        f"{path} has no SavedModel{close}; give the folder that `bert-keras export` wrote."
+    )
+
+
+def load_version(folder: pathlib.Path, *, name: str | None = None) -> Served:
+    """Loads a version. name: the model's name in requests (default: that of the folder of the versions)."""
     load_kernels()
     with for_tensorflow(folder) as found:
         check_saved_model(found)
@@ -273,8 +248,14 @@ def load(path: str | pathlib.Path, *, name: str | None = None) -> Served:
         folder=folder,
         loaded=loaded,
         signatures=dict(loaded.signatures),
-        signature_defs=_signature_defs(folder / "saved_model.pb"),
+        signature_defs=_signature_defs(folder / FILE),
     )
+
+
+def load(path: str | pathlib.Path, *, name: str | None = None) -> Served:
+    """Loads a version, or the newest version in a folder. Raises MissingFileError if there is no SavedModel."""
+    found = find_versions(path)
+    return load_version(found[max(found)], name=name)
 
 
 def example_of(served: Served) -> Any:

@@ -217,7 +217,7 @@ def check_finished(path: pathlib.Path) -> None:
             )
 
 
-def load_file(path: pathlib.Path, *, compile: bool = True) -> Any:
+def load_file(path: pathlib.Path, *, compile: bool = True, safe_mode: bool = True) -> Any:
     """The Keras model of a `.keras` file; arguments as Keras' `load_model`.
 
     Raises MissingFileError if there is none, BertKerasError for a damaged one.
@@ -227,7 +227,7 @@ def load_file(path: pathlib.Path, *, compile: bool = True) -> Any:
         raise MissingFileError(f"no such file: {path}{did_you_mean(path)}.")
     if not zipfile.is_zipfile(path):
         raise BertKerasError(f"{path} is no Keras file, or is cut short; save the model again.")
-    return keras.saving.load_model(path, compile=compile)
+    return keras.saving.load_model(path, compile=compile, safe_mode=safe_mode)
 
 
 def _run_of_file(path: pathlib.Path, data: str | pathlib.Path | None) -> Run:

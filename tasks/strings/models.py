@@ -239,11 +239,14 @@ def embedder(
     return _build(Embedding(pooling=pooling, l2=l2, layers=layers), checkpoint, seq_length, dtype)
 
 
-def load(path: str | pathlib.Path, *, compile: bool = True, dtype: str | None = None) -> Any:
+def load(
+    path: str | pathlib.Path, *, compile: bool = True, dtype: str | None = None, safe_mode: bool = True
+) -> Any:
     """A saved model: a `.keras` file or the folder of a run as a TextModel, an exported SavedModel as TensorFlow loads it.
 
     compile: False leaves out the optimizer, the loss and the metrics of a `.keras` file, as in Keras' `load_model`; the other two
         have none
+    safe_mode: False lets a `.keras` file run code, such as a Lambda or the SavedModel of a HubLayer: only if you trust it
     dtype: of a run: "bfloat16" or "float16" rounds its weights, to predict only; None takes float32. The other two have a format
         of their own
 
@@ -257,7 +260,7 @@ def load(path: str | pathlib.Path, *, compile: bool = True, dtype: str | None = 
             f"dtype is {dtype!r} and {path} is no run; a .keras file and an export have a format of their own."
         )
     if path.suffix == KERAS:
-        return load_file(path, compile=compile)
+        return load_file(path, compile=compile, safe_mode=safe_mode)
     if is_run(path):
         run = at_precision(load_run(path), dtype)
         return TextModel(run.task, run.preprocess, run.model)

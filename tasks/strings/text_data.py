@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
-from bert_keras.features import INPUT_WORD_IDS
+from bert_keras.features import INPUT_WORD_IDS, RENAMED, check_names
 from bert_keras.fields import checked_value
 from bert_keras.io.files import data_errors
 from bert_keras.tasks.batches import EMPTY
@@ -35,7 +35,11 @@ def get_batch_size(batch_size: int | None) -> int:
 def has_features(x: Any) -> bool:
     """True for features of the encoder, or a data set of them, in place of texts."""
     inputs = _inputs(x) if isinstance(x, DATA_SETS) else x
-    return isinstance(inputs, Mapping) and INPUT_WORD_IDS in inputs
+    if not isinstance(inputs, Mapping):
+        return False
+    if any(name in RENAMED for name in inputs):
+        check_names(inputs)
+    return INPUT_WORD_IDS in inputs
 
 
 def has_text(x: Any) -> bool:
@@ -82,6 +86,7 @@ def raw_columns(
     """The columns of raw examples [N] for texts, labels and weights in Python. Raises BertKerasError."""
     if isinstance(x, Columns):
         return x
+    _refuse_distributed(x)
     if isinstance(x, keras.utils.PyDataset) or hasattr(x, "__next__"):
         raise BertKerasError(
             f"{type(x).__name__} is not supported for texts; give lists, arrays, a data frame or a tf.data.Dataset."
@@ -100,6 +105,14 @@ def raw_columns(
             )
     problem.check_targets(preprocess, columns | added)
     return Columns(columns | added)
+
+
+def _refuse_distributed(x: Any) -> None:
+    if isinstance(x, tf.distribute.DistributedDataset):
+        raise BertKerasError(
+            "a distributed data set of texts was given; give the tf.data.Dataset itself: the model tokenizes it and divides its "
+            "batches among the replicas."
+        )
 
 
 def check_weights(values: Sequence[Any], where: str) -> np.ndarray:
@@ -177,6 +190,7 @@ def text_examples(problem: Problem, x: Any, *, steps: int | None, batch_size: in
 
     steps: batches to take, a data set's own or of `batch_size`; None takes all
     """
+    _refuse_distributed(x)
     names = [*problem.signature()]
     if not isinstance(x, tf.data.Dataset):
         return tf.data.Dataset.from_tensor_slices(problem.given(x)).take(count_rows(steps, batch_size))

@@ -23,6 +23,7 @@ from bert_keras.io.files import data_errors
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import FrozenNetwork, bilstm_of
 from bert_keras.optimization.optimizers import AdamW
+from bert_keras.optimization.replicas import check_scope
 from bert_keras.optimization.training_model import TrainingSteps
 from bert_keras.tasks.devices.strategies import differ_between_replicas
 from bert_keras.tasks.frozen.row_vectors import RowVectors, fitting
@@ -42,7 +43,7 @@ from bert_keras.text.preprocessing import Preprocessor
 
 
 @keras.saving.register_keras_serializable("bert_keras")
-class TextModel(TrainingSteps, keras.Model):
+class TextModel(text_model_parts.Described, TrainingSteps, keras.Model):
     """A problem, its text processing and its network as one Keras model.
 
     problem: labels, loss and decoding; a Task is one
@@ -101,7 +102,7 @@ class TextModel(TrainingSteps, keras.Model):
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Texts, as `predict` takes them, or features -> logits, of windows where the problem has windows."""
-        if has_text(inputs):
+        if not has_features(inputs) and has_text(inputs):
             inputs = text_batches.text_features(self.problem, self.preprocess, inputs)
         return super().__call__(inputs, *args, **kwargs)
 
@@ -210,6 +211,7 @@ class TextModel(TrainingSteps, keras.Model):
         counts the texts that are cut, among the first CUT_SAMPLE texts in Python.
         Raises BertKerasError, before any training, for data that cannot work, and where a schedule cannot know the steps.
         """
+        check_scope(self)
         text_model_parts.check_callbacks(callbacks)
         if not self.compiled:
             self.compile()

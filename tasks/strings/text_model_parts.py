@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from bert_keras import checkpoints
 from bert_keras.cli.console import shows_bars
@@ -20,12 +21,32 @@ from bert_keras.tasks.batches import predictor
 from bert_keras.tasks.frozen.row_vectors import on_vectors
 from bert_keras.tasks.problems.embedding import Embedding
 from bert_keras.tasks.runs.run_folder import KERAS, TASKS, save_run
-from bert_keras.tasks.task import Task
+from bert_keras.tasks.task import Raw, Task, model_inputs
 from bert_keras.tasks.training.task_model import OPTIMIZER_SETTINGS, frozen_layers, heads_of
 
 
 class NoVocabularyError(BertKerasError, AttributeError):
     """An AttributeError too, since Keras reads an attribute, where there is one, before it sets it."""
+
+
+class Described:
+    """What Python and TensorFlow ask a TextModel about itself."""
+
+    def __repr__(self: Any) -> str:
+        config, read = self.encoder.config, self._preprocess
+        length = f"up to {read.seq_length} tokens" if read else "no vocabulary"
+        return f"<TextModel {self.problem!r}, {config.num_layers} layers of {config.hidden_size}, {length}>"
+
+    @property
+    def _default_save_signature(self: Any) -> Any:
+        """The signature that `tf.saved_model.save` writes if it gets none: texts [B] by name -> the predictions by name."""
+        problem, preprocess = self.problem, self.preprocess
+
+        def serving_default(raw: Raw) -> Raw:
+            features = problem.features(preprocess, raw)
+            return problem.decode(self.network(model_inputs(features), training=False), features, raw)
+
+        return tf.function(serving_default, autograph=False, input_signature=[problem.signature()])
 
 
 def check_callbacks(callbacks: Any) -> None:

@@ -1,0 +1,284 @@
+"""The versions of a model that answer requests: found in a folder, loaded, warmed up, retired.
+
+In: a folder of versions, or one version, and the models.config beside them. Out: `Versions`, which finds the version of a
+request. A `Watcher` looks at the folder again and again and changes the versions without a pause, as TensorFlow Serving does.
+"""
+
+import dataclasses
+import pathlib
+import threading
+import urllib.parse
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Self
+
+import tensorflow as tf
+from google.protobuf import message, text_format
+from tensorflow.core.framework import tensor_pb2
+
+from bert_keras.errors import BertKerasError, first_line
+from bert_keras.io.paths import for_tensorflow, to_path
+from bert_keras.optimization.replicas import without_autotuning
+from bert_keras.savedmodels.server.served import (
+    DEFAULT_SIGNATURE,
+    Call,
+    RequestError,
+    Served,
+    find_versions,
+    load_version,
+)
+from bert_keras.savedmodels.serving_protos import MODELS, WARMUP, ModelServerConfig, PredictionLog
+from bert_keras.savedmodels.verify import EXTRA
+from bert_keras.tasks.options import ServerOptions
+
+MAX_WARMUP = 1_000  # records, as in TensorFlow Serving
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """What models.config says of a model.
+
+    name: in requests; None takes the folder's name
+    latest: the number of newest versions to serve; None serves all
+    specific: the versions to serve; None goes by `latest`
+    labels: names of versions in requests
+    """
+
+    name: str | None = None
+    latest: int | None = 1
+    specific: Collection[int] | None = None
+    labels: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    def choose(self, found: Collection[int]) -> list[int]:
+        """The versions to serve, of those that are there."""
+        if self.specific is not None:
+            return sorted({*self.specific} & {*found})
+        return sorted(found)[-self.latest :] if self.latest else sorted(found)
+
+
+def read_settings(folder: pathlib.Path) -> ModelSettings:
+    """The settings in the models.config of a folder; the defaults where there is none.
+
+    `base_path` is not followed: it is a place in a container. Raises BertKerasError for fields and values that we do not follow.
+    """
+    file = folder / MODELS
+    if not file.is_file():
+        return ModelSettings()
+    try:
+        parsed = text_format.Parse(file.read_text(encoding="utf-8"), ModelServerConfig())
+    except (text_format.ParseError, UnicodeDecodeError) as error:
+        raise BertKerasError(
+            f"{file}: {error}; this server follows name, model_version_policy and version_labels of a model."
+        ) from error
+    models = parsed.model_config_list.config
+    if len(models) != 1:
+        raise BertKerasError(f"{file} has {len(models)} models; this server serves one: give one `config`.")
+    (model,) = models
+    if model.model_platform not in ("", "tensorflow"):
+        raise BertKerasError(f'{file}: model_platform is {model.model_platform!r}; give "tensorflow".')
+    policy = model.model_version_policy
+    chosen = [field.name for field, _ in policy.ListFields()]
+    if len(chosen) > 1:
+        raise BertKerasError(f"{file}: model_version_policy has {' and '.join(chosen)}; give one of them.")
+    if chosen == ["specific"] and not policy.specific.versions:
+        raise BertKerasError(f"{file}: model_version_policy has no version in `specific`; give one or more.")
+    return ModelSettings(
+        name=model.name or None,
+        latest=None if chosen == ["all"] else policy.latest.num_versions or 1,
+        specific=[*policy.specific.versions] if chosen == ["specific"] else None,
+        labels=dict(model.version_labels),
+    )
+
+
+class Versions:
+    """The loaded versions of a model by their numbers. One thread replaces them while others find them.
+
+    labels: names of versions in requests
+    """
+
+    def __init__(self, *served: Served, labels: Mapping[str, int] | None = None) -> None:
+        self._labels = dict(labels or {})
+        self.served: dict[int, Served] = {}
+        self.replace({one.version: one for one in served})
+
+    def replace(self, served: Mapping[int, Served]) -> None:
+        """Takes other versions; requests that run keep theirs."""
+        self.served = dict(sorted(served.items()))
+
+    @property
+    def newest(self) -> Served:
+        """The version that answers requests without a version."""
+        return [*self.served.values()][-1]
+
+    @property
+    def name(self) -> str:
+        """The model's name in requests."""
+        return self.newest.name
+
+    @property
+    def address(self) -> str:
+        """The model's path in REST, with the name quoted."""
+        return f"/v1/models/{urllib.parse.quote(self.name, safe='')}"
+
+    def find(self, name: str, version: int | None = None, label: str | None = None) -> Served:
+        """The version that a request asks for. Raises RequestError where there is none."""
+        served = self.served
+        known = f"this server has {self.name} version{'s' * (len(served) > 1)} {', '.join(map(str, served))}"
+        if label is not None:
+            if label not in self._labels:
+                labels = (
+                    f"the labels are {', '.join(sorted(self._labels))}"
+                    if self._labels
+                    else "there are no labels"
+                )
+                raise RequestError(f"Unrecognized servable version label: {label}; {labels}, and {known}.")
+            version = self._labels[label]
+        if name != self.name or version is not None and version not in served:
+            wanted = name if version is None else f"{name} version {version}"
+            raise RequestError(f"there is no model {wanted}; {known}.", "NOT_FOUND")
+        return self.newest if version is None else served[version]
+
+    def status(self) -> dict[str, Any]:
+        """The GetModelStatusResponse of the available versions, as JSON, the newest first."""
+        status = {"error_code": "OK", "error_message": ""}
+        return {
+            "model_version_status": [
+                {"version": str(version), "state": "AVAILABLE", "status": status}
+                for version in reversed(self.served)
+            ]
+        }
+
+
+class Watcher:
+    """A context manager with a thread that looks for new versions every `seconds`; 0 looks once.
+
+    path: a folder of versions, or one version
+    name: the model's name in requests; None takes that of models.config, or the folder's
+    log: takes a line about each version that is loaded, retired or damaged
+
+    A new version answers only after its warm-up; the versions that it replaces are retired then. A version that cannot be loaded
+    is tried again when its files have changed. If no version is left, the last ones go on.
+    Raises MissingFileError if there is no version, BertKerasError for a wrong models.config or warm-up file.
+    """
+
+    def __init__(
+        self,
+        path: str | pathlib.Path,
+        *,
+        name: str | None = None,
+        seconds: float = 0,
+        log: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._path, self._seconds, self._log = to_path(path), seconds, log
+        settings = read_settings(self._path)
+        self._settings = dataclasses.replace(settings, name=name or settings.name)
+        self._failed: dict[int, Any] = {}  # version -> the state of its files
+        self._last_line = ""
+        self._ended = threading.Event()
+        found = find_versions(self._path)
+        chosen = self._settings.choose(found)
+        if not chosen:
+            raise BertKerasError(
+                f"{self._path / MODELS} asks for the versions {', '.join(map(str, settings.specific or ()))}; "
+                f"the folder has {', '.join(map(str, sorted(found)))}."
+            )
+        self.versions = Versions(
+            *(self._load(found[version]) for version in chosen), labels=self._settings.labels
+        )
+
+    def __enter__(self) -> Self:
+        if self._seconds:
+            threading.Thread(target=self._watch, name="versions", daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(self._seconds):
+            try:
+                self.look()
+            except (
+                OSError,
+                BertKerasError,
+            ) as error:  # such as too many open files, or a folder that is away
+                self._say(f"warning: cannot look for versions: {first_line(error)}")
+
+    def _say(self, line: str) -> None:
+        if line != self._last_line:
+            self._log(line)
+        self._last_line = line
+
+    def _load(self, folder: pathlib.Path) -> Served:
+        served = load_version(folder, name=self._settings.name)
+        warm_up(served)
+        return served
+
+    def look(self) -> None:
+        """Loads the versions that the folder has and the server should have, then retires the others."""
+        found, served = find_versions(self._path), self.versions.served
+        chosen = self._settings.choose(found)
+        loaded = {version: served[version] for version in chosen if version in served}
+        for version in [one for one in chosen if one not in served]:
+            state = _state(found[version])
+            if self._failed.get(version) == state:
+                continue
+            try:
+                loaded[version] = self._load(found[version])
+            except (
+                tf.errors.CancelledError
+            ):  # a request was stopped meanwhile; TensorFlow cancels in all threads
+                continue
+            except Exception as error:  # whatever is wrong with its files, the other versions go on
+                self._failed[version] = state
+                self._say(f"warning: version {version} cannot be loaded: {first_line(error)}")
+        if loaded and loaded.keys() != served.keys():
+            self.versions.replace(loaded)
+            self._say(
+                f"{self.versions.name}: now version{'s' * (len(loaded) > 1)} {', '.join(map(str, sorted(loaded)))}"
+            )
+
+
+def _state(folder: pathlib.Path) -> Any:
+    """The sizes and times of a version's files, which change while it is copied."""
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    return sorted((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+
+
+def warm_up(served: Served) -> None:
+    """Runs the requests in assets.extra/tf_serving_warmup_requests, which a version may have, so that the first answer is fast.
+
+    Raises BertKerasError, with the record, for a request that the version does not answer.
+    """
+    file = served.folder / EXTRA / WARMUP
+    if not file.is_file():
+        return
+    with for_tensorflow(served.folder) as found:
+        records = without_autotuning(tf.data.TFRecordDataset(str(pathlib.Path(found) / EXTRA / WARMUP)))
+        try:
+            for number, record in enumerate(records):
+                if number == MAX_WARMUP:
+                    raise BertKerasError(
+                        f"{file} has over {MAX_WARMUP:,} records; TensorFlow Serving takes no more."
+                    )
+                try:
+                    _answer(served, record.numpy())
+                except (RequestError, message.DecodeError, ValueError, TypeError) as error:
+                    raise BertKerasError(f"{file}, record {number}: {first_line(error)}") from error
+        except tf.errors.DataLossError as error:
+            raise BertKerasError(
+                f"{file} is damaged: {first_line(error)}; export the model again."
+            ) from error
+
+
+def _answer(served: Served, record: bytes) -> None:
+    """Runs a PredictionLog. Raises ValueError for bytes that are none, RequestError as `Served.predict`."""
+    log = PredictionLog.FromString(record)
+    if not log.HasField("predict_log"):
+        kinds = [field.name for field, _ in log.ListFields()]
+        raise BertKerasError(f"a {kinds[0] if kinds else 'record without a request'}; give predict_log alone")
+    request = log.predict_log.request
+    inputs = {
+        name: tf.constant(tf.make_ndarray(tensor_pb2.TensorProto.FromString(proto)))
+        for name, proto in request.inputs.items()
+    }
+    served.predict(request.model_spec.signature_name or DEFAULT_SIGNATURE, inputs, Call(ServerOptions()))
