@@ -62,7 +62,8 @@ SECTIONS = {
 # What is imported from its module.
 FUNCTIONS = {
     "bert_keras.checkpoints": (
-        *("read", "tokenizer_of", "assign", "collect", "write", "with_tokenizer", "with_vocab_size"),
+        *("read", "tokenizer_of", "assign", "collect", "write", "with_tokenizer"),
+        *("with_vocab_size", "with_max_positions"),
     ),
     "bert_keras.optimization.objectives": ("label",),
     "bert_keras.tasks.runs.run_folder": ("open_task", "load_run"),

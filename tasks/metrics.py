@@ -10,6 +10,7 @@ return 0.0, because a constant prediction explains nothing.
 import collections
 import re
 import string
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -76,28 +77,53 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
-def normalize_answer(text: str) -> str:
-    """Lower case, no ASCII punctuation, no English article, single spaces (Rajpurkar et al. 2016, sec. 6.1)."""
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+# MLQA's articles by language (Lewis et al. 2020). Hindi has none.
+ARTICLES = {
+    "ar": re.compile(r"\sال^|ال"),
+    "de": re.compile(r"\b(ein|eine|einen|einem|eines|einer|der|die|das|den|dem|des)\b"),
+    "en": _ARTICLES,
+    "es": re.compile(r"\b(un|una|unos|unas|el|la|los|las)\b"),
+    "vi": re.compile(r"\b(của|là|cái|chiếc|những)\b"),
+}
+_CHINESE = re.compile("([\u4e00-\u9fa5])")  # each character is a token, which other characters do not join
+
+
+def normalize_answer(text: str, language: str | None = None) -> str:
+    """Lower case, no punctuation, no articles, single spaces between tokens.
+
+    language: None for ASCII punctuation and English articles (Rajpurkar et al. 2016, sec. 6.1); else all punctuation, and the
+        articles of that language; in Chinese, each character is a token (Lewis et al. 2020, MLQA, sec. 4.1)
+    """
+    if language is None:
+        return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    kept = "".join(
+        letter
+        for letter in text.lower()
+        if letter not in string.punctuation and not unicodedata.category(letter).startswith("P")
+    )
+    if language in ARTICLES:
+        kept = ARTICLES[language].sub(" ", kept)
+    return " ".join((_CHINESE.sub(r" \1 ", kept) if language == "zh" else kept).split())
 
 
 def answer_scores(
-    answers: Sequence[str], golds: Sequence[Sequence[str]], *, unanswerable: bool
+    answers: Sequence[str], golds: Sequence[Sequence[str]], *, unanswerable: bool, language: str | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Exact match and token F1 of each answer with its best gold answer, float64 [N], 0 to 1.
 
     golds: the gold answers of each question; an empty list for no answer
     unanswerable: True where some questions have no answer, as in SQuAD 2.0
+    language: as `normalize_answer` takes it
 
     Source: the official scorers. The scorer of SQuAD 2.0 skips gold answers that normalize to nothing, and gives two empty
     answers F1 1; the scorer of 1.1 gives F1 0 to answers without a shared token.
     """
     scores = np.zeros((len(answers), 2))
     for row, answer, texts in zip(scores, answers, golds, strict=True):
-        normalized = [normalize_answer(text) for text in texts]
+        normalized = [normalize_answer(text, language) for text in texts]
         if unanswerable:
             normalized = list(filter(None, normalized)) or [""]
-        given = normalize_answer(answer)
+        given = normalize_answer(answer, language)
         f1 = (_token_f1(given, gold, both_empty=float(unanswerable)) for gold in normalized)
         row[:] = float(given in normalized), max(f1, default=0.0)
     return scores[:, 0], scores[:, 1]
@@ -182,8 +208,11 @@ class Ordering(NamedTuple):
 def ordering(better: Sequence[float], worse: Sequence[float]) -> Ordering:
     """Compares runs expected to be better with runs expected to be worse, by Welch's t-test (two-sided, 5 %).
 
-    Groups of fewer than two runs, or without any spread, resolve nothing: their standard error is unknown.
+    Groups of fewer than two runs, or without any spread, resolve nothing: their standard error is unknown. An empty group has no
+    difference either.
     """
+    if not len(better) or not len(worse):
+        return Ordering(float("nan"), float("nan"), "a row did not learn")
     groups = [np.asarray(values, np.float64) for values in (better, worse)]
     difference = float(groups[0].mean() - groups[1].mean())
     if min(map(len, groups)) < 2:

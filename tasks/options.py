@@ -33,6 +33,11 @@ class SquadOptions(WindowOptions):
     )
     max_answer_length: int = setting(30, help="longest answer in tokens", at_least=1, at_most=MAX_OPTION)
     n_best: int = setting(20, help="answers to list for each question", at_least=1, at_most=MAX_OPTION)
+    answer_language: str | None = setting(
+        None,
+        help="compare answers by MLQA's rules for this language (default: by SQuAD's rules, which are for English)",
+        choices=("ar", "de", "en", "es", "hi", "vi", "zh"),
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +46,15 @@ class TaggingOptions(WindowOptions):
 
     context: str = setting(
         "document", help="the context of each tagged sentence", choices=("document", "sentence")
+    )
+    word_column: str | None = setting(
+        None,
+        help="conll2003: the column of the words, by its number from 1 or its name in the first line (default: the first, or the "
+        "second after numbers)",
+    )
+    tag_column: str | None = setting(
+        None,
+        help="conll2003: the column of the tags, likewise (default: the only one with tags of entities; else the last)",
     )
 
 
@@ -97,6 +111,12 @@ class ColumnOptions(Checked):
         help="custom: each text has one class, a score, or any number of labels (a list, or separated by |); needed if "
         "all labels are numbers",
         choices=("class", "score", "multi"),
+    )
+    quoting: str | None = setting(
+        None,
+        help="GLUE, custom and predict: quotes in a .tsv are CSV's or text (default: CSV's if a CSV writer such as pandas wrote "
+        "the file; text in GLUE's files)",
+        choices=("csv", "text"),
     )
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.checkpoints.checkpoint import Checkpoint
-from bert_keras.errors import BertKerasError
+from bert_keras.errors import BertKerasError, first_names
 from bert_keras.features import (
     ENCODER_INPUTS,
     INPUT_MASK,
@@ -30,6 +30,7 @@ from bert_keras.model.heads import ClassifierHead, ConcatClassifierHead
 from bert_keras.optimization.losses import GlobalMean, cross_entropy
 from bert_keras.tasks.data.columns import read_columns
 from bert_keras.tasks.data.sources import Source
+from bert_keras.tasks.data.tables import read_examples
 from bert_keras.tasks.metrics import WHISKER, Table, cell, plain
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
@@ -47,6 +48,7 @@ class Data(Protocol):
     names: the data sets of this class on the command line
     options: the settings that `open` accepts besides the source
     columns: the column in files of each text of `signature`, where it has another name
+    quoting: of a .tsv of examples, as `read_table` takes it
     validation_splits: the labelled splits to measure; the first one chooses the best epoch
     defaults: the Hparams of the recipe that differ from the defaults of Hparams
     """
@@ -54,6 +56,7 @@ class Data(Protocol):
     names: tuple[str, ...]
     options: tuple[str, ...] = ()
     columns: Mapping[str, str] = {}
+    quoting: str | None = None
     validation_splits: tuple[str, ...] = ("validation",)
     defaults: Mapping[str, Any] = {}
 
@@ -85,6 +88,7 @@ class Problem(Protocol):
     kind: the class in task.json
     name: the data set, one of `names`
     kinds: the types of the settings in task.json
+    optional: the settings that task.json leaves out where they are None
     text: the raw strings that serving takes
     label_names: the label of each logit; empty for tasks without labels
     problem_type: Hugging Face's name for the type of labels of a text, if they have one: see `Checkpoint`
@@ -101,6 +105,7 @@ class Problem(Protocol):
     kind: str
     name: str
     kinds: Mapping[str, FieldType] = {}
+    optional: tuple[str, ...] = ()
     text: tuple[str, ...] = ("text",)
     label_names: tuple[str, ...] = ()
     problem_type: str | None = None
@@ -173,7 +178,8 @@ class Problem(Protocol):
 
     def to_json(self) -> dict[str, Any]:
         """The content of task.json, from which `from_json` restores the task without its data."""
-        return {"name": self.name, **{name: getattr(self, name) for name in self.kinds}}
+        kept = {"name": self.name, **{name: getattr(self, name) for name in self.kinds}}
+        return {name: value for name, value in kept.items() if not (name in self.optional and value is None)}
 
 
 def check_stride(reader: Any, tokenizer: Tokenizer, *, seq_length: int) -> None:
@@ -200,9 +206,11 @@ class Report(Protocol):
     """Measures and tables of decoded predictions.
 
     measure: the name in `evaluate` that chooses the best epoch
+    official: the fields of a `record` that official scripts read by the ids of the examples, the first one the answer
     """
 
     measure: str
+    official: tuple[str, ...] = ()
 
     @abstractmethod
     def evaluate(self, predictions: Arrays, raw: Arrays) -> Iterator[tuple[str, float]]:
@@ -240,6 +248,10 @@ class Report(Protocol):
         cells = {**example, **record}
         return {name: cell(value) for name, value in cells.items()}
 
+    def about_measures(self) -> str:
+        """The rules behind the measures, for the title of their table; by default none."""
+        return ""
+
     def report(self, predictions: Arrays, raw: Arrays) -> Iterator[Table]:
         """Yields tables to print after the measures. By default none."""
         return iter(())
@@ -248,10 +260,26 @@ class Report(Protocol):
 class Task(Data, Problem, Report, Protocol):
     """One data set with its problem and its report."""
 
+    def about_data(self) -> str:
+        """A line about the training data as it was read; "" for none. By default the columns of the texts, and the labels."""
+        labels = f"labels: {first_names(self.label_names)}" if self.label_names else "label: a score"
+        return f"text: {', '.join(self.columns.values())}; {labels}" if self.columns else ""
+
+    def inputs(self, path: str, **options: Any) -> Iterator[dict[str, Any]]:
+        """Examples to predict by the names of `signature`; other keys are shown beside the prediction.
+
+        path, options: as `read_examples` of data/tables.py takes them. Raises as it does.
+        """
+        signature = self.signature()
+        lists = {name: spec.shape[1] for name, spec in signature.items() if len(spec.shape) > 1}
+        options = {"quoting": self.quoting} | options
+        return read_examples(path, tuple(signature), lists, self.columns, **options)
+
     @classmethod
     def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> Self:
         """Restores the task from the output of `to_json`, with its examples in `source`. By default calls `open`."""
-        settings = dict(checked_fields(kept, {"name": one_of(cls.names), **cls.kinds}, where="task"))
+        kinds = {"name": one_of(cls.names), **cls.kinds}
+        settings = dict(checked_fields(kept, kinds, where="task", optional=cls.optional))
         return cls.open(settings.pop("name"), source, **settings)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import types
 
 import pytest
@@ -237,8 +238,8 @@ def test_the_rows_of_the_input_format_are_robertas():
     assert {one.hparams.phases for one in found} == {((512, 1.0),)}
 
 
-def compare(name, tasks, rows):
-    """The comparison of rows, by name, with the same percentages on each task."""
+def compare(name, tasks, rows, *, stuck=()):
+    """The comparison of rows, by name, with the same percentages on each task. stuck: row and seed of degenerate runs."""
     opened = {task: types.SimpleNamespace(kind="glue", measure="accuracy") for task in tasks}
     outcomes = [
         Outcome(
@@ -246,8 +247,8 @@ def compare(name, tasks, rows):
             task=task,
             place={"row": row, "seed": seed},
             path=None,
-            degenerate=None,
-            measures={"accuracy": value / 100},
+            degenerate="one class" if (row, seed) in stuck else None,
+            measures={} if value is None else {"accuracy": value / 100},
         )
         for task in tasks
         for row, values in rows.items()
@@ -304,6 +305,41 @@ def test_the_report_has_the_figures_of_the_paper():
     table, _ = comparison_tables(found)
     assert table.columns == ("row", "held-out perplexity", "mrpc, accuracy")
     assert table.rows[0] == ("0", "-", "60.0 ± 0.1 (79.8)")
+
+
+STUCK = {
+    "two of three": (
+        (80, 51.7, 51.7),
+        (1, 2),
+        "80.0, 2 of 3 failed (86.7)",
+        [51.7, 51.7],
+        "not resolved",
+        20.0,
+    ),
+    "all": ((51.7, 51.7), (0, 1), "-, 2 of 2 failed (86.7)", [51.7, 51.7], "a row did not learn", None),
+    "a diverged one": ((80, None), (1,), "80.0, 1 of 2 failed (86.7)", [None], "not resolved", 20.0),
+    "no measure": ((80, None), (), "80.0, 1 of 2 failed (86.7)", [None], "not resolved", 20.0),
+}
+
+
+@pytest.mark.parametrize("name", STUCK)
+def test_degenerate_runs_have_no_part_in_means_and_orderings(name):
+    """Their equal measures would look like a mean without any spread."""
+    values, seeds, cell, degenerate, verdict, difference = STUCK[name]
+    rows = {"a": values, "b": (60, 60.0), "c": (50, 50), "d": (40, 40)}
+    found = compare("tasks", ["mrpc"], rows, stuck=[("a", seed) for seed in seeds])
+    content = json.loads(json.dumps(comparison_json(found), allow_nan=False))
+    first, ordered = content["tasks"][0]["rows"][0], content["orderings"][0]
+    assert first["degenerate"] == pytest.approx(degenerate)
+    assert first["measures"] == pytest.approx([80.0] * (len(values) - len(degenerate)))
+    assert (ordered["verdict"], ordered["error"]) == (verdict, None)
+    assert ordered["difference"] == (None if difference is None else pytest.approx(difference))
+    table, orders, failures = comparison_tables(found)
+    assert table.rows[0][-1] == cell
+    assert orders.rows[0][2:] == ("-" if difference is None else "+20.00", "-", verdict)
+    assert len(failures.rows) == len(degenerate) and failures.title.startswith(
+        f"{len(degenerate)} runs failed"
+    )
 
 
 @pytest.mark.parametrize("name", ["squad1.1", "squad2.0"])

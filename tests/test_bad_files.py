@@ -146,7 +146,12 @@ ROWS = [
     ("conll2003", "txt", b"-DOCSTART- O\n\nAda O\n", "train.txt has no entities: every tag is O"),
     ("conll2003", "txt", b"Ada I-PER\n", "train.txt has no -DOCSTART- lines | give --context sentence"),
     *(("conll2003", ending, "PAR1", f"train.{ending} is a .{ending} file; | one word and its tag a line | tagger")
-      for ending in ("csv", "parquet", "jsonl")),
+      for ending in ("csv", "parquet")),
+    ("conll2003", "jsonl", "PAR1", "train.jsonl, line 1 is not JSON"),
+    ("conll2003", "jsonl", '{"text": "a"}', "line 1: the row has 'text'; give | entities | Label Studio"),
+    ("conll2003", "json", '{"text": "a"}', "train.json holds no list of texts"),
+    ("conll2003", "json", "[]", "train.json has no annotated texts"),
+    ("conll2003", "json", '[["a", {"entities": []}]]', "train.json has no entities: every tag is O"),
     # SQuAD's JSON
     ("squad1.1", "json", b'{"data": [', "train.json is not JSON: | line 1 column 11"),
     ("squad1.1", "json", b"\xff{}", "train.json, line 1, byte 1: 0xff is not UTF-8"),

@@ -89,15 +89,15 @@ def run(folder, tmp_path_factory):
 
 
 def entities_by_hand(tags):
-    """conlleval's rules in a second form: a type that changes, "B", "S" and the tag after "E" or "S" start an entity."""
+    """conlleval's rules in a second form: a type that changes, "B", "S", "U" and the tag after "E", "S", "L" or "U" start one."""
     found, before, closed = [], "", True
     for word, tag in enumerate(tags):
         prefix, _, kind = tag.partition("-")
-        if kind and (closed or prefix in ("B", "S") or kind != before):
+        if kind and (closed or prefix in ("B", "S", "U") or kind != before):
             found.append((kind, word, word))
         elif kind:
             found[-1] = (*found[-1][:2], word)
-        before, closed = kind, prefix in ("E", "S")
+        before, closed = kind, prefix in ("E", "S", "L", "U")
     return found
 
 
@@ -287,8 +287,10 @@ def test_decoded_entities_agree_with_seqeval(tokenizer):
             for kind, first, last in get_entities(row.split(" ")):
                 words = range(before + first, before + last + 1)
                 span = (int(starts[words[0]]), int(ends[words[-1]]))
+                places = [len(text[:end].decode()) for end in span]
                 mean = np.mean([score[word] for word in words])
-                wanted.append((text[slice(*span)].decode(), kind, *span, pytest.approx(mean, abs=1e-6)))
+                found_text = text[slice(*span)].decode()
+                wanted.append((found_text, kind, *places, *span, pytest.approx(mean, abs=1e-6)))
             before += row.count(" ") + 1
         record = task.record({name: value[i] for name, value in decoded.items()})
         assert [tuple(entity.values()) for entity in record["entities"]] == wanted

@@ -13,13 +13,15 @@ from test_bad_files import as_jsonl, as_parquet
 
 from bert_keras.errors import BertKerasError
 from bert_keras.tasks.batches import hold_out
+from bert_keras.tasks.data.columns import class_ids
+from bert_keras.tasks.data.tables import read_examples
 from bert_keras.tasks.finetuning.finetune import finetune, plan_finetuning
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.runs.run_folder import load_run
 from bert_keras.tasks.training.plan import digest_of_examples
 
-ROWS = [('a "b", c\nd', "no"), ("", "yes"), ("ж\u2028x", "no")]
+ROWS = [('a "b", c\nd', "no"), ("b", "yes"), ("ж\u2028x", "no")]
 
 
 def as_csv(rows, names=("text", "label")):
@@ -53,6 +55,74 @@ def test_every_format_gives_the_same_examples(tmp_path, ending):
     got = read(task)
     assert [text.decode() for text in got["text"]] == [text for text, _ in ROWS]
     assert got["label"].tolist() == [0, 1, 0] and task.label_names == ("no", "yes")
+
+
+# A .tsv -> its texts as they are read: with CSV's quotes where a CSV writer wrote the whole file.
+QUOTED = {
+    "pandas": ('text\tlabel\n"a ""b"" c"\tx\nd\ty\n', ['a "b" c', "d"], True),
+    "a tab and a newline": ('text\tlabel\n"a\tb\nc"\tx\nd\ty\n', ["a\tb\nc", "d"], True),
+    "a spreadsheet": ('text\tlabel\r\n"a ""b"""\tx\r\n"c, d"\ty\r\n', ['a "b"', "c, d"], True),
+    "every cell": ('"text"\t"label"\n"a"\t"x"\n"b"\t"y"\n', ["a", "b"], True),
+    "quotes at both ends": ('text\tlabel\n"a b"\tx\nc\ty\n', ['"a b"', "c"], False),
+    "quotes inside": ('text\tlabel\n"a ""b"""\tx\nsay "c"\ty\n', ['"a ""b"""', 'say "c"'], False),
+    "a quote alone": ('text\tlabel\n"a\tx\n"b ""c"""\ty\n', ['"a', '"b ""c"""'], False),
+    "quotes and a comma": ('text\tlabel\n"a, b"\tx\nc\ty\n', ['"a, b"', "c"], False),
+}
+
+
+@pytest.mark.parametrize("name", QUOTED)
+@pytest.mark.filterwarnings("ignore:.*quotes around cells are left out, as in CSV")
+def test_quotes_of_a_tsv(name, tmp_path):
+    content, texts, quoted = QUOTED[name]
+    path = write(tmp_path, train_tsv=content) / "train.tsv"
+    assert [text.decode() for text in read(TextClassification.open("custom", path))["text"]] == texts
+    assert [row["text"] for row in read_examples(str(path), ["text"])] == texts
+    opposite = "text" if quoted else "csv"
+    for given in ("text", "csv"):
+        if name in ("a tab and a newline", "every cell", "a quote alone") and given == opposite:
+            continue  # the other reading is no table
+        task = TextClassification.open("custom", path, quoting=given)
+        again = TextClassification.from_json(json.loads(json.dumps(task.to_json())), path)
+        found = [text.decode() for text in read(again)["text"]]
+        assert (found == texts) == (given != opposite)
+        assert [row["text"] for row in again.inputs(str(path))] == found
+
+
+def test_csv_quotes_are_said_and_glue_s_own_files_have_none(tmp_path):
+    content = 'sentence\tlabel\n"a ""b"" c"\t1\nd\t0\n'
+    path = write(tmp_path, train_tsv=content) / "train.tsv"
+    with pytest.warns(
+        UserWarning, match="train.tsv: quotes around cells are left out, .*--quoting text keeps them"
+    ):
+        TextClassification.open("custom", path, label_type="class")
+    assert read(TextClassification.open("sst2", path))["sentence"][0] == b'"a ""b"" c"'
+    assert read(TextClassification.open("sst2", path, quoting="csv"))["sentence"][0] == b'a "b" c'
+
+
+# The labels of a file -> those of its examples, and the labels of the task.
+LABELS_OF_FILES = {
+    "SNLI": ("a b - a", [0, 1, 0], ("a", "b")),
+    "signs": ("+ - 0", [0, 1, 2], ("+", "-", "0")),
+    "two": ("- a -", [0, 1, 0], ("-", "a")),
+}
+
+
+@pytest.mark.parametrize("name", LABELS_OF_FILES)
+def test_a_dash_beside_words_is_no_label(name, tmp_path, recwarn):
+    written, ids, labels = LABELS_OF_FILES[name]
+    rows = "".join(f"{i} words,{label}\n" for i, label in enumerate(written.split()))
+    path = write(tmp_path, train_csv=f"text,label\n{rows}") / "train.csv"
+    task = TextClassification.open("custom", path)
+    assert task.label_names == labels and read(task)["label"].tolist() == ids
+    said = [str(one.message).partition("train.csv, ")[2] for one in recwarn]
+    left_out = "line 4: the first of 1 rows with the label '-', no label; they are left out"
+    assert said == ([left_out] if len(ids) < len(written.split()) else [])
+
+
+def test_empty_texts_are_counted_with_the_first_row(tmp_path):
+    path = write(tmp_path, train_csv="text,label\na,x\n,y\n  ,x\n") / "train.csv"
+    with pytest.warns(UserWarning, match="train.csv, line 3: the first of 2 rows with an empty text"):
+        assert read(TextClassification.open("custom", path))["text"].tolist() == [b"a", b"", b"  "]
 
 
 @pytest.mark.parametrize(
@@ -193,6 +263,48 @@ def test_a_glue_task_reads_tables_with_other_columns(tmp_path):
         TextClassification.open("mrpc", path, label_type="class")
     with pytest.raises(BertKerasError, match="text_column is a; mrpc reads 2"):
         TextClassification.open("mrpc", path, text_column=["a"])
+
+
+# Labels -> labels as people have them and their ids, or the row and the words of the error.
+NAMED = {
+    "names": (("bad", "good"), ["good", b"bad", "good"], [1, 0, 1]),
+    "ids": (("bad", "good"), [1, 0.0, np.float32(1)], [1, 0, 1]),
+    "NaN among ids": (
+        ("bad", "good"),
+        [1.0, 0.0, float("nan")],
+        "label nan, of type float, in row 2; give one of 'bad'",
+    ),
+    "numbers": (("1", "2", "5"), [1, 2.0, "5"], [0, 1, 2]),
+    "numbers with a point": (("0.5", "1.0"), [1, 0.5, "1.0"], [1, 0, 1]),
+    "a number as text": (
+        ("1.0", "2.0"),
+        ["1"],
+        "label '1', of type str, in row 0; give one of '1.0', '2.0'.$",
+    ),
+    "an id as text": (
+        ("bad", "good"),
+        ["bad", "1"],
+        "label '1', of type str, in row 1; .* a number from 0 to 1",
+    ),
+    "half": (("bad", "good"), [0.5], "label 0.5, of type float, in row 0"),
+    "equal numbers": (("1", "1.0"), [1, "1.0"], [1, 1]),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_labels_of_python(name):
+    labels, given, wanted = NAMED[name]
+    if isinstance(wanted, list):
+        assert class_ids(given, labels).tolist() == wanted
+        return
+    with pytest.raises(BertKerasError, match=wanted):
+        class_ids(given, labels)
+
+
+def test_equal_numbers_are_one_label_in_files(tmp_path):
+    write(tmp_path, train_csv="text,label\na,1.0\nb,2.0\n", dev_csv="text,label\na,2\nb,1\n")
+    task = TextClassification.open("custom", tmp_path, label_type="class")
+    assert read(task, "validation")["label"].tolist() == [1, 0]
 
 
 def test_held_out_examples_are_decided_by_the_seed_and_are_no_training_examples():

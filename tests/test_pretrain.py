@@ -273,13 +273,31 @@ def test_an_electra_starts_with_its_generator(tmp_path):
     ]
 
 
-OTHER, CASED = WordPiece([*runs.VOCABULARY[:-1], "other"]), WordPiece(runs.VOCABULARY, lower_case=False)
+OTHER, CASED = (
+    WordPiece([*runs.VOCABULARY[:5], "other", *runs.VOCABULARY[6:]]),
+    WordPiece(runs.VOCABULARY, lower_case=False),
+)
+SHORT, OWN = WordPiece(runs.VOCABULARY[:-1]), WordPiece([*runs.VOCABULARY[:-2], "mine", "##own", "more"])
 
 
 @pytest.mark.parametrize(
     ("name", "options", "match"),
     [
-        ("bert", {"tokenizer": OTHER}, "the checkpoint was trained with another vocabulary"),
+        (
+            "bert",
+            {"tokenizer": OTHER},
+            "trained with another vocabulary: its token 5 is 'good' and yours 'other'",
+        ),
+        (
+            "bert",
+            {"tokenizer": SHORT},
+            r"trained with another vocabulary: it has 373 tokens and yours 372; only \[unusedN",
+        ),
+        (
+            "bert",
+            {"changes": {"max_positions": 40}},
+            "max_positions is 40 and the checkpoint has 48 positions; rows can be",
+        ),
         ("bert", {"tokenizer": CASED}, "tokenizer has lower_case=True, the given one False"),
         ("bert", {"changes": {"size": "tiny"}}, "size and a checkpoint were given"),
         ("ltr-no-nsp", {}, "set causal"),
@@ -288,6 +306,33 @@ OTHER, CASED = WordPiece([*runs.VOCABULARY[:-1], "other"]), WordPiece(runs.VOCAB
 def test_settings_that_contradict_a_checkpoint(name, options, match, tmp_path):
     checkpoint = runs.write_checkpoint(tmp_path / "checkpoint")
     refused(tmp_path, match, name, checkpoint=checkpoint, **options)
+
+
+def test_words_and_positions_of_ones_own_start_as_stated(tmp_path):
+    """[unusedN] rows that became words keep their weights; new rows are drawn by the seed, in the model of each plan."""
+    checkpoint = runs.write_checkpoint(tmp_path / "checkpoint", masked_lm=True)
+    old = checkpoints.read(checkpoint).tensors
+    recipe = RECIPES["bert"].changed(batch_size=8, seq_length=32, steps=4, max_positions=64)
+    given = Pretraining(recipe=recipe, documents=documents(), tokenizer=OWN, checkpoint=checkpoint)
+    plans = [plan_pretraining(given) for _ in range(2)]
+    found = [{v.path.split("/")[-1]: v.numpy() for v in plan.model.variables} for plan in plans]
+    words, positions = (found[0][f"{name}_embeddings"] for name in ("word", "position"))
+    size = len(runs.VOCABULARY)
+    assert words.shape[0] == size + 1 and positions.shape[0] == 64
+    assert np.array_equal(words[:size], old["embeddings/word_embeddings"])
+    assert np.array_equal(positions[:48], old["embeddings/position_embeddings"])
+    assert (
+        np.abs(positions[48:]).max() <= 2 * 0.2 < 3 * positions[48:].std()
+    )  # SIZES' range, cut at two deviations
+    assert all(
+        np.array_equal(found[0][f"{n}_embeddings"], found[1][f"{n}_embeddings"]) for n in ("word", "position")
+    )
+    assert plans[0].fingerprint == plans[1].fingerprint
+    assert plans[0].lines[:2] == [
+        "the vocabulary has 2 words in place of [unusedN] tokens, whose weights stay (mine, ##own), and 1 tokens more (more)",
+        "new rows: 1 tokens and 16 positions, from a truncated normal distribution of standard deviation 0.2, as before a "
+        "pre-training; masked-LM biases 0",
+    ]
 
 
 @pytest.mark.long

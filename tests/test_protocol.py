@@ -25,8 +25,9 @@ from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.runs.ensemble import load_runs
 from bert_keras.tasks.runs.run_folder import evaluate, load_run
 from bert_keras.tasks.study.grid import Cell, run_cells
+from bert_keras.tasks.study.paper import FIGURES, paper_table
 from bert_keras.tasks.study.protocol import LEARNING_RATES, check_grid, protocol_runs, run_protocol, summarize
-from bert_keras.tasks.study.report import FIGURES, paper_table, summary_tables
+from bert_keras.tasks.study.report import summary_tables
 
 HPARAMS = Hparams(epochs=3, batch_size=16, seq_length=16, seed=5)
 

@@ -112,11 +112,13 @@ def test_ragged_lists_are_the_padded_ones_without_filling(asked):
                     assert ragged[name][splits[row] : splits[row + 1]] == padded[name][row][:count]
 
 
-def test_spans_are_bytes_of_the_text(asked):
+def test_spans_are_bytes_and_characters_of_the_text(asked):
     found = 0
     for title, texts_of, start, end, source in (
         ("Question answering", "nbest_answers", "nbest_starts", "nbest_ends", "context"),
+        ("Question answering", "nbest_answers", "nbest_character_starts", "nbest_character_ends", "context"),
         ("Named entities", "entity_text", "entity_start_byte", "entity_end_byte", "text"),
+        ("Named entities", "entity_text", "entity_start", "entity_end", "text"),
         ("Word features", "word_text", "word_start_byte", "word_end_byte", "text"),
     ):
         answers, raw = asked[title]["answers"], sample_inputs(CASES[title].signature(), TEXTS)
@@ -125,7 +127,9 @@ def test_spans_are_bytes_of_the_text(asked):
         ):
             spans = zip(*(np.ravel(values).tolist() for values in (cut, first, last)), strict=True)
             for piece, a, b in spans:
-                assert piece == (text.encode()[a:b].decode() if a >= 0 else "")
+                characters = start.endswith("start") or "character" in start
+                cut_again = text[a:b] if characters else text.encode()[a:b].decode()
+                assert piece == (cut_again if a >= 0 else "")
                 found += a >= 0
     assert found > 100
 

@@ -23,7 +23,7 @@ from bert_keras.tasks.data.squad import VERSIONS
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.metrics import plain
-from bert_keras.tasks.problems.question_answering import PADDING_LOGIT, QuestionAnswering
+from bert_keras.tasks.problems.question_answering import NBEST, OFFSETS, PADDING_LOGIT, QuestionAnswering
 from bert_keras.tasks.runs.ensemble import load_runs
 from bert_keras.tasks.runs.run_folder import Run, evaluate, load_run
 from bert_keras.tasks.task import model_inputs
@@ -133,7 +133,10 @@ def test_spans_against_brute_force(small, name, longest):
         spans, count = one["spans"], len(one["spans"])
         assert got["nbest_starts"][i].tolist() == [a for _, a, _ in spans] + [-1] * (8 - count)
         assert got["nbest_ends"][i].tolist() == [b for _, _, b in spans] + [-1] * (8 - count)
+        places = (got[f"nbest_character_{side}"][i, :count] for side in ("starts", "ends"))
+        sliced = [CONTEXTS[i][a:b].encode() for a, b in zip(*places, strict=True)]
         texts = [contexts[i][a:b] for _, a, b in spans]
+        assert sliced == texts
         assert got["nbest_answers"][i].tolist() == texts + [b""] * (8 - count)
         weights = np.exp([score for score, _, _ in spans])
         total = weights.sum() + (math.exp(one["null"]) if name == "squad2.0" else 0)
@@ -144,6 +147,7 @@ def test_spans_against_brute_force(small, name, longest):
         answers = bool(spans) and (name == "squad1.1" or best > one["null"] + 0.25)
         expected = (texts[0], *spans[0][1:]) if answers else (b"", -1, -1)
         assert (got["answer"][i], got["start_byte"][i], got["end_byte"][i]) == expected
+        assert CONTEXTS[i][slice(got["start"][i], got["end"][i])] == expected[0].decode() or not answers
         shares = weights / total
         score = shares[0] if answers else 1 - shares.sum() if name == "squad2.0" else 0
         assert got["score"][i] == pytest.approx(score, rel=1e-4, abs=1e-6)
@@ -164,9 +168,9 @@ def test_decoding_an_empty_batch(small):
     features = task.features(Preprocessor(small, seq_length=16, pad_to_longest=True), raw)
     got = task.decode(tf.zeros([0, 2, features[INPUT_MASK].shape[1]]), features, raw)
     assert {name: value.shape.as_list() for name, value in got.items()} == {
-        **dict.fromkeys(("answer", "score", "start_byte", "end_byte"), [0]),
+        **dict.fromkeys(("answer", "score", *OFFSETS), [0]),
         **dict.fromkeys(("no_answer_probability", "null_odds"), [0]),
-        **dict.fromkeys(("nbest_answers", "nbest_starts", "nbest_ends", "nbest_probabilities"), [0, 20]),
+        **dict.fromkeys(NBEST, [0, 20]),
     }
 
 
@@ -185,6 +189,8 @@ def predictions_of(task: QuestionAnswering, count: int, *, seed: int) -> tuple[d
         "nbest_answers": np.array([[texts[i].encode()] * task.n_best for i in best], object),
         "nbest_starts": starts,
         "nbest_ends": starts + 1,
+        "nbest_character_starts": starts,
+        "nbest_character_ends": starts + 1,
         "nbest_probabilities": np.full((count, task.n_best), 0.01, np.float32),
         "null_odds": odds,
     }
@@ -290,10 +296,12 @@ def test_calibrate_of_squad_1_1_does_nothing():
 def test_record_and_show():
     task = QuestionAnswering("squad2.0", n_best=3)
     context = f"{'很' * 50}\n{NORMANS}"
-    start = context.encode().index(b"France")
+    start, first = context.encode().index(b"France"), context.index("France")
     decoded = {
         "answer": np.array(b"France", object)[()],
         "score": np.float32(0.75),
+        "start": np.int32(first),
+        "end": np.int32(first + 6),
         "start_byte": np.int32(start),
         "end_byte": np.int32(start + 6),
         "no_answer_probability": np.float32(0.125),
@@ -301,18 +309,25 @@ def test_record_and_show():
         "nbest_answers": np.array([b"France", b"Rollo", b""], object),
         "nbest_starts": np.int32([start, start + 8, -1]),
         "nbest_ends": np.int32([start + 6, start + 13, -1]),
+        "nbest_character_starts": np.int32([first, first + 8, -1]),
+        "nbest_character_ends": np.int32([first + 6, first + 13, -1]),
         "nbest_probabilities": np.float32([0.75, 0.125, 0]),
     }
     record = task.record(decoded)
+
+    def place(ahead, length):
+        starts = {"start": first + ahead, "start_byte": start + ahead}
+        return starts | {"end": first + ahead + length, "end_byte": start + ahead + length}
+
     assert record == {
         "answer": "France",
         "score": 0.75,
-        "start": start,
-        "end": start + 6,
+        **place(0, 6),
         "no_answer_probability": 0.125,
+        "null_odds": -2.0,
         "nbest": [
-            {"answer": "France", "probability": 0.75, "start": start, "end": start + 6},
-            {"answer": "Rollo", "probability": 0.125, "start": start + 8, "end": start + 13},
+            {"answer": "France", "probability": 0.75, **place(0, 6)},
+            {"answer": "Rollo", "probability": 0.125, **place(8, 5)},
         ],
     }
     assert json.loads(json.dumps(record)) == record == plain(record)

@@ -5,6 +5,7 @@ import random
 
 import numpy as np
 import pytest
+import runs
 import tensorflow as tf
 from questions import CHINESE, GOOD, NORMANS, question, read, small, write  # noqa: F401
 from runs import VOCABULARY
@@ -12,6 +13,7 @@ from runs import VOCABULARY
 from bert_keras.features import END_BYTES, EXAMPLE_INDEX, INPUT_MASK, INPUT_WORD_IDS, START_BYTES
 from bert_keras.tasks.batches import dataset
 from bert_keras.tasks.data.squad import VERSIONS
+from bert_keras.tasks.metrics import answer_scores, normalize_answer
 from bert_keras.tasks.problems.question_answering import QuestionAnswering
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.wordpiece import WordPiece
@@ -92,10 +94,41 @@ def test_misplaced_answers(tmp_path):
     assert raw["answer_start"].tolist() == [-1, NORMANS.index("France"), -1, -1, -1, -1, -1]
 
 
+def test_a_file_whose_answers_are_all_misplaced_says_so(tmp_path):
+    path = write(tmp_path / "any.json", *(question(f"q{i}", NORMANS, ("France", 3)) for i in range(3)))
+    message = "any.json: none of 3 answers stands at its answer_start, .* of q0, is 'France' at 3, where .* ' Norma'"
+    with pytest.raises(ValueError, match=message):
+        QuestionAnswering("squad1.1", path).examples("train")
+
+
+# Language -> an answer, a gold answer, exact match and F1 by MLQA's rules.
+ANSWERS = {
+    None: ("北京", "北京天安门", 0, 0),
+    "zh": ("北京", "北京天安门", 0, 4 / 7),
+    "en": ("the “cat”", "Cat", 1, 1),
+    "es": ("La casa ¡roja!", "una casa roja", 1, 1),
+    "de": ("der alte Hund", "alte Hund", 1, 1),
+    "vi": ("những con mèo", "con mèo", 1, 1),
+    "hi": ("राम।", "राम", 1, 1),
+    "ar": ("القط", "قط", 1, 1),
+}
+
+
+@pytest.mark.parametrize("language", ANSWERS)
+def test_answers_in_the_languages_of_mlqa(language):
+    answer, gold, exact, f1 = ANSWERS[language]
+    scores = answer_scores([answer], [[gold]], unanswerable=False, language=language)
+    assert [float(score[0]) for score in scores] == [exact, pytest.approx(f1)]
+
+
+def test_mixed_chinese_is_split_into_characters_and_words():
+    assert normalize_answer("BERT模型, 2019年", "zh") == "bert 模 型 2019 年"
+
+
 def test_bad_settings(tmp_path):
     with pytest.raises(ValueError, match="there is no 'squad3'; .* squad1.1, squad2.0"):
         QuestionAnswering("squad3")
-    for option in QuestionAnswering.options:
+    for option in set(QuestionAnswering.options) - {"answer_language"}:
         with pytest.raises(ValueError, match=f"{option} is 0; {option} must be a whole number of at least 1"):
             QuestionAnswering("squad1.1", **{option: 0})
     with pytest.raises(FileNotFoundError, match="train-v1.1.json or train.json.* no files"):
@@ -251,3 +284,54 @@ def test_training_batches(small, tmp_path):
         assert features[INPUT_MASK].shape == [count, longest]
         at_label = tf.gather(features[INPUT_WORD_IDS], labels, batch_dims=1).numpy()
         assert set(at_label.ravel()) <= {VOCABULARY.index("good"), VOCABULARY.index("[CLS]")}
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Commands
+
+
+def without_answers(path, folder):
+    """The questions of a file in SQuAD's form, as a test set has them, and their ids."""
+    content = json.loads(path.read_text())
+    entries = [entry for one in content["data"] for part in one["paragraphs"] for entry in part["qas"]]
+    for entry in entries:
+        entry.pop("answers")
+        entry.pop("is_impossible", None)
+    (folder / "test.json").write_text(json.dumps(content))
+    return folder / "test.json", [entry["id"] for entry in entries]
+
+
+def test_predict_reads_squad_s_json_and_writes_the_official_files(finished, tmp_path, capfd):
+    made = finished("answers")
+    file, ids = without_answers(made.data / "dev-v2.0.json", tmp_path)
+    command = ["predict", "--run", made.run, "--input", file, "--format", "jsonl", "--predictions"]
+    code, out, err = runs.run_command(capfd, *command, tmp_path / "answers.json")
+    assert code == 0, err
+    rows = {row["id"]: row for row in map(json.loads, out.splitlines())}
+    assert [*rows] == ids
+    answers, odds = (json.loads((tmp_path / name).read_text()) for name in ("answers.json", "null_odds.json"))
+    assert answers == {id_: row["answer"] for id_, row in rows.items()}
+    assert odds == {id_: row["null_odds"] for id_, row in rows.items()}
+    for row in rows.values():
+        assert row["context"][row["start"] : row["end"]] == row["answer"] or row["start"] == -1
+    code, _, err = runs.run_command(capfd, *command, tmp_path / "answers.json")
+    assert code == 1 and "answers.json already exists" in err
+    (tmp_path / "some.jsonl").write_text('{"question": "a", "context": "b"}')
+    command[4] = tmp_path / "some.jsonl"
+    code, _, err = runs.run_command(capfd, *command, tmp_path / "other.json")
+    assert code == 1 and "--predictions needs" in err and not (tmp_path / "other.json").exists()
+
+
+def test_evaluate_says_by_which_rules_answers_are_compared(finished, capfd):
+    made = finished("answers")
+    command = ["evaluate", "--run", made.run, "--data", made.data]
+    for flags, rules in (
+        ((), "SQuAD's rules, for English"),
+        (("--answer-language", "zh"), "MLQA's rules, for zh"),
+    ):
+        code, out, err = runs.run_command(capfd, *command, *flags)
+        assert code == 0 and rules in " ".join(out.split()), err
+    code, _, err = runs.run_command(
+        capfd, "evaluate", "--run", finished("class").run, "--answer-language", "zh"
+    )
+    assert code == 1 and "--answer-language does not apply to sst2" in err

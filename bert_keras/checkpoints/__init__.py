@@ -28,6 +28,7 @@ from bert_keras.checkpoints.weights import (
     read_tensors,
     refuse_lacking,
     refuse_not_finite,
+    with_max_positions,
     with_vocab_size,
 )
 from bert_keras.config import BertConfig
@@ -58,6 +59,7 @@ __all__ = [
     "read",
     "resolve",
     "tokenizer_of",
+    "with_max_positions",
     "with_tokenizer",
     "with_vocab_size",
     "write",

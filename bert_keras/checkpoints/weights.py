@@ -175,37 +175,49 @@ def _variables(encoder: "BertEncoder", heads: Mapping[str, "keras.layers.Layer"]
     return {name: variable for name, variable in found.items() if not variable.name.startswith("lora_")}
 
 
-def with_vocab_size(checkpoint: Checkpoint, vocab_size: int) -> Checkpoint:
+def with_vocab_size(checkpoint: Checkpoint, vocab_size: int, *, seed: int | None = None) -> Checkpoint:
     """The checkpoint with rows for more tokens, for a tokenizer with added ones.
 
     vocab_size: rows of the word embeddings. New rows are drawn as at the start of a pre-training, from the truncated normal
         distribution of `initializer_range`; a masked-LM head gets new biases of 0. The vocabulary stays: see
         `with_tokenizer`.
+    seed: of the new rows; None draws others each time
 
     Raises ValueError for a size under that of the checkpoint.
     """
+    tensors = ("embeddings/word_embeddings", "masked_lm/bias")
+    return _with_rows(checkpoint, "vocab_size", vocab_size, tensors, words="tokens", seed=seed)
+
+
+def with_max_positions(checkpoint: Checkpoint, max_positions: int, *, seed: int | None = None) -> Checkpoint:
+    """The checkpoint with rows for more positions, drawn as `with_vocab_size` draws. Raises as it does."""
+    tensors = ("embeddings/position_embeddings",)
+    return _with_rows(checkpoint, "max_positions", max_positions, tensors, words="positions", seed=seed)
+
+
+def _with_rows(
+    checkpoint: Checkpoint, name: str, size: int, tensors: Sequence[str], *, words: str, seed: int | None
+) -> Checkpoint:
+    """The checkpoint whose tensors have `size` rows, the value of a field of its config. words: the name of the rows."""
     import keras
 
     config = checkpoint.config
-    added = vocab_size - config.vocab_size
+    added = size - getattr(config, name)
     if added < 0:
         raise BertKerasError(
-            f"{checkpoint.prefix}vocab_size is {vocab_size} and the checkpoint has {config.vocab_size} tokens; rows can "
-            "be added, not removed."
+            f"{checkpoint.prefix}{name} is {size} and the checkpoint has {getattr(config, name)} {words}; rows can be added, not "
+            "removed."
         )
-    draw = keras.initializers.TruncatedNormal(stddev=config.initializer_range)
-    new = {
-        "embeddings/word_embeddings": np.asarray(draw((added, config.embedding_width), dtype="float32")),
-        "masked_lm/bias": np.zeros(added, "float32"),
-    }
-    tensors = checkpoint.tensors | {
-        name: np.concatenate([checkpoint.tensors[name], rows.astype(checkpoint.tensors[name].dtype)])
-        for name, rows in new.items()
-        if name in checkpoint.tensors
-    }
-    return dataclasses.replace(
-        checkpoint, config=dataclasses.replace(config, vocab_size=vocab_size), tensors=tensors
-    )
+    draw = keras.initializers.TruncatedNormal(stddev=config.initializer_range, seed=seed)
+    grown = {}
+    for tensor in tensors:
+        if (old := checkpoint.tensors.get(tensor)) is not None:
+            shape = (added, *old.shape[1:])
+            new = np.asarray(draw(shape, dtype="float32")) if len(shape) > 1 else np.zeros(shape)
+            grown[tensor] = np.concatenate([old, new.astype(old.dtype)])
+    sizes: dict[str, Any] = {name: size}
+    config = dataclasses.replace(config, **sizes)
+    return dataclasses.replace(checkpoint, config=config, tensors=checkpoint.tensors | grown)
 
 
 # -----------------------------------------------------------------------------------------------------------

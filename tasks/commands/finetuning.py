@@ -4,16 +4,19 @@ TensorFlow is imported when a command runs; flags and help need none.
 """
 
 import argparse
+import copy
 import dataclasses
 import itertools
 import json
+import pathlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bert_keras.cli.console import PATH, Command, progress, say, start, table
-from bert_keras.errors import BertKerasError, first_names
+from bert_keras.errors import BertKerasError
 from bert_keras.fields import add_flags, given_settings
+from bert_keras.io.files import write_json
 from bert_keras.io.paths import to_path
 from bert_keras.tasks.commands.flags import (
     CHECKPOINT_HELP,
@@ -29,11 +32,19 @@ from bert_keras.tasks.commands.flags import (
     slow_precision,
     start_strategy,
 )
+from bert_keras.tasks.data.squad import is_squad_file
 from bert_keras.tasks.data.tables import FORMATS_NOTES, STANDARD_INPUT, read_examples
 from bert_keras.tasks.hparams import Hparams, hparams_of
-from bert_keras.tasks.options import TASK_OPTIONS, FillMaskOptions, InferenceOptions
+from bert_keras.tasks.options import (
+    TASK_OPTIONS,
+    ColumnOptions,
+    FillMaskOptions,
+    InferenceOptions,
+    SquadOptions,
+)
 
 CHUNK = 4096  # examples that `predict` holds at a time
+NULL_ODDS = "null_odds.json"  # as google-research/bert run_squad.py names it
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -108,9 +119,8 @@ def _run_finetune(args: argparse.Namespace) -> None:
     checkpoint = checkpoints.read(args.checkpoint)
     if args.random_weights:
         checkpoint = dataclasses.replace(checkpoint, tensors={})
-    if task.columns and args.data:
-        labels = f"labels: {first_names(task.label_names)}" if task.label_names else "label: a score"
-        say(f"text: {', '.join(task.columns.values())}; {labels}")
+    if args.data and (about := task.about_data()):
+        say(about)
     results = finetune(
         task,
         checkpoint=checkpoint,
@@ -178,6 +188,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, InferenceOptions, only=("batch_size",))
     add_strategy(parser, trains=False)
     add_flags(parser, InferenceOptions, only=("precision",))
+    add_flags(parser, SquadOptions, only=("answer_language",))
     add("--json", action="store_true", help="print JSON instead of a table")
 
 
@@ -189,7 +200,7 @@ def _run_evaluate(args: argparse.Namespace) -> None:
     from bert_keras.tasks.runs.run_card import describe
 
     run = model_of(args, data=args.data)
-    task, measured, tables = run.task, {}, []
+    task, measured, tables = _with_language(run.task, args), {}, []
     splits = [*splits_of(task, args.run or (), args.split)]  # reads all files before it measures any
     for split, examples, note in splits:
         if note:
@@ -208,9 +219,22 @@ def _run_evaluate(args: argparse.Namespace) -> None:
     rows = [(split, name, value) for split, values in measured.items() for name, value in values.items()]
     features = f" ({about})" if (about := describe(run)) else ""
     of = " ".join(args.run or [args.checkpoint])
-    table(("split", "measure", "value"), rows, title=f"{task.name}: {of}{features}")
+    rules = f"; {about}" if (about := task.about_measures()) else ""
+    table(("split", "measure", "value"), rows, title=f"{task.name}: {of}{features}{rules}")
     for title, columns, rows in tables:
         table(columns, rows, title=title)
+
+
+def _with_language(task: Any, args: argparse.Namespace) -> Any:
+    """The task with the language of --answer-language, if it was given."""
+    given = given_settings(args, SquadOptions)
+    if not given:
+        return task
+    if "answer_language" not in task.options:
+        raise BertKerasError(f"--answer-language does not apply to {task.name}; leave it out.")
+    changed = copy.copy(task)
+    changed.answer_language = given["answer_language"]
+    return changed
 
 
 def _add_predict(parser: argparse.ArgumentParser) -> None:
@@ -225,6 +249,13 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
         help="a file (see below), or - for lines of standard input (default: -)",
     )
     add("--format", choices=("table", "jsonl"), help="default: a table on a terminal, JSON lines elsewhere")
+    add(
+        "--predictions",
+        **PATH,
+        help="questions in SQuAD's .json: write {id: answer} to this file, as the official scripts read it, and for SQuAD 2.0 "
+        f"{NULL_ODDS} beside it",
+    )
+    add_flags(parser, ColumnOptions, only=("quoting",))
     add_flags(parser, InferenceOptions, only=("batch_size",))
     add_strategy(parser, trains=False)
     add_flags(parser, InferenceOptions, only=("precision",))
@@ -234,19 +265,43 @@ def _run_predict(args: argparse.Namespace) -> None:
     batch_size = inference_of(args).batch_size
     start_strategy(args.strategy, deterministic=False)
     run = model_of(args)
-    signature = run.task.signature()
-    lists = {name: spec.shape[1] for name, spec in signature.items() if len(spec.shape) > 1}
+    files = _official_files(run.task, args)
     as_table = (args.format or ("table" if sys.stdout.isatty() else "jsonl")) == "table"
     shown: list[dict[str, str]] = []
-    examples = read_examples(args.input, tuple(signature), lists, run.task.columns)
+    written: dict[str, dict[str, Any]] = {name: {} for name in files}
+    examples = run.task.inputs(args.input, **given_settings(args, ColumnOptions))
     with progress("predicting", None) as advance:
         for example, record in _records(run, examples, batch_size=batch_size, progress=advance):
+            for name, content in written.items():
+                content[example["id"]] = record[name]
             if as_table:
                 shown.append(run.task.show(example, record))
             else:
                 print(json.dumps(example | record, ensure_ascii=False))
+    for name, file in files.items():
+        write_json(file, written[name])
     if shown:
         table(tuple(shown[0]), [tuple(cells.values()) for cells in shown])
+
+
+def _official_files(task: Any, args: argparse.Namespace) -> dict[str, pathlib.Path]:
+    """Field of a record -> its file, by --predictions. Raises BertKerasError for input without ids, and for taken names."""
+    if args.predictions is None:
+        return {}
+    if not task.official or not is_squad_file(args.input):
+        raise BertKerasError(
+            f"--predictions needs a run of question answering and SQuAD's .json as --input; the run is of {task.name} and the "
+            f"input is {args.input}."
+        )
+    file = to_path(args.predictions)
+    files = dict(zip(task.official, (file, file.with_name(NULL_ODDS)), strict=False))
+    if there := [one for one in files.values() if one.exists()]:
+        raise BertKerasError(f"{there[0]} already exists; give another --predictions, or remove it first.")
+    if not file.parent.is_dir():
+        raise BertKerasError(
+            f"there is no folder {file.parent} for {file.name}; make it, or give another --predictions."
+        )
+    return files
 
 
 def _records(

@@ -108,22 +108,30 @@ def _bytes(text: Any, where: str) -> bytes:
 def class_resolver(labels: Sequence[str]) -> Callable[[Any], int | None]:
     """A function: the name of a label, or its id -> its id, and None for anything else.
 
-    Where all labels are whole numbers in digits, such as "1" to "5", a number is a name.
+    Where all labels are numbers, such as "1" to "5" or "0.5" and "1.0", a number is a name: 1 and 1.0 are equal.
     """
-    numbers = all(label.removeprefix("-").isdecimal() for label in labels)
-    ids = {label: i for i, label in enumerate(labels)}
+    ids, numbers = {label: i for i, label in enumerate(labels)}, number_ids(labels)
 
     def resolve(value: Any) -> int | None:
         value = _as_str(value)
-        if isinstance(value, bool) and not numbers:
-            return ids.get(str(value))
-        if numbers and isinstance(value, int | np.integer):
-            value = str(int(value))
         if isinstance(value, str):
             return ids.get(value)
-        return int(value) if isinstance(value, int | np.integer) and 0 <= value < len(labels) else None
+        if isinstance(value, bool) and not numbers:
+            return ids.get(str(value))
+        if not isinstance(value, int | float | np.number) or not math.isfinite(value):
+            return None
+        if numbers:
+            return numbers.get(float(value))
+        return int(value) if value == int(value) and 0 <= value < len(labels) else None
 
     return resolve
+
+
+def number_ids(labels: Sequence[str]) -> dict[float, int]:
+    """The id of each label by its number, where all labels are different numbers; else empty."""
+    values = [read_number(label) for label in labels]
+    known = [value for value in values if value is not None]
+    return {value: i for i, value in enumerate(known)} if len({*known}) == len(labels) else {}
 
 
 def _as_str(value: Any) -> Any:
@@ -139,9 +147,10 @@ def class_ids(y: Any, labels: Sequence[str]) -> np.ndarray:
     found = [*map(class_resolver(labels), rows)]
     if None in found:
         row = found.index(None)
+        given = _as_str(rows[row])
+        index = "" if number_ids(labels) else f", or its index, a number from 0 to {len(labels) - 1}"
         raise BertKerasError(
-            f"label {_as_str(rows[row])!r} in row {row}; give one of {', '.join(map(repr, labels))}, or its index, 0 to "
-            f"{len(labels) - 1}."
+            f"label {given!r}, of type {type(given).__name__}, in row {row}; give one of {', '.join(map(repr, labels))}{index}."
         )
     return np.array(found, np.int32)
 
@@ -189,11 +198,13 @@ def label_parser(
     labels: in the spelling of the files
     bounds: the lowest and the highest score
     """
-    ids = {label: i for i, label in enumerate(labels)}
+    ids, numbers = {label: i for i, label in enumerate(labels)}, number_ids(labels)
     low, high = bounds
 
     def parse_class(value: Any, where: str) -> int:
         written = read_label(value, where)
+        if written not in ids and (number := read_number(written)) in numbers:
+            return numbers[number]
         if written not in ids:
             names = all(read_number(label) is None for label in ids)
             advice = (

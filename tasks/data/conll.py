@@ -1,9 +1,10 @@
 """Reads named entities in CoNLL's format: one word and its tag per line, from files or TensorFlow Datasets; tag schemes.
 
-Ada   NNP I-NP I-PER     the word is the first column, its tag the last
+Ada   NNP I-NP I-PER     conll_columns.py finds the columns of the words and of the tags
 wrote VBD I-VP O         a blank line ends a sentence, -DOCSTART- starts a document
 """
 
+import functools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,9 +15,8 @@ from seqeval.metrics.sequence_labeling import get_entities
 from bert_keras.errors import BertKerasError
 from bert_keras.io.json_files import shortened
 from bert_keras.io.paths import to_path
+from bert_keras.tasks.data.conll_columns import NAMES_LINE, OUTSIDE, PREFIXES, TAG, find_columns
 from bert_keras.tasks.data.sources import Source, load_tfds, numbered_lines, refuse_forms, split_file
-
-OUTSIDE = "O"
 
 
 class Scheme(NamedTuple):
@@ -36,19 +36,22 @@ SCHEMES = {
     "IOB2": Scheme("B", "I", "I", "B"),
     "IOB1": Scheme("I", "I", "I", "I", adjoining="B"),
     "BIOES": Scheme("B", "I", "E", "S"),
+    "BILOU": Scheme("B", "I", "L", "U"),
+    "BMES": Scheme("B", "M", "E", "S"),
+    "IOE2": Scheme("I", "I", "E", "E"),
 }
-_PREFIXES = ("B-", "I-", "E-", "S-")
 
 DOCSTART = "-DOCSTART-"
 FILES = {
-    "train": ("eng.train", "eng.train.gz", "train.txt", "train.txt.gz"),
-    "validation": ("eng.testa", "eng.testa.gz", "valid.txt", "dev.txt", "valid.txt.gz", "dev.txt.gz"),
-    "test": ("eng.testb", "eng.testb.gz", "test.txt", "test.txt.gz"),
+    "train": ("eng.train", "eng.train.gz", "train.txt", "train.txt.gz", "train.jsonl", "train.json"),
+    "validation": (
+        *("eng.testa", "eng.testa.gz", "valid.txt", "dev.txt", "valid.txt.gz", "dev.txt.gz"),
+        *("valid.jsonl", "dev.jsonl", "valid.json", "dev.json"),
+    ),
+    "test": ("eng.testb", "eng.testb.gz", "test.txt", "test.txt.gz", "test.jsonl", "test.json"),
 }
 TFDS_SPLITS = {"train": "train", "validation": "dev", "test": "test"}
-_TAG = re.compile(
-    rf"{OUTSIDE}|[{''.join({prefix for scheme in SCHEMES.values() for prefix in scheme if prefix})}]-\S+"
-)
+_BLANK = re.compile("[ \t\r\n]")
 
 
 class Sentence(NamedTuple):
@@ -78,60 +81,122 @@ class Corpus(NamedTuple):
     marked: bool
 
 
-def load_corpus(source: Source | None, split: str) -> Corpus:
-    """The corpus of a split, from files or from TensorFlow Datasets."""
-    return _load_tfds_corpus(split) if source is None else read_corpus(split_file(source, split, FILES))
+def is_word(word: str) -> bool:
+    """True for text without a space, a tab or a line end. Other white space, such as a no-break space, is a part of a word."""
+    return bool(word) and not _BLANK.search(word)
 
 
-def read_corpus(path: str | Path, *, column: int = -1, least: int = 2, most: int | None = None) -> Corpus:
+def is_tag(tag: str) -> bool:
+    """True for a tag of one of SCHEMES."""
+    return TAG.fullmatch(tag) is not None
+
+
+def load_corpus(
+    source: Source | None, split: str, *, word: str | None = None, tag: str | None = None
+) -> Corpus:
+    """The corpus of a split, from files or from TensorFlow Datasets. word, tag: as `read_corpus` takes them."""
+    if source is None:
+        return _load_tfds_corpus(split)
+    return read_corpus(split_file(source, split, FILES), word=word, tag=tag)
+
+
+class _Line(NamedTuple):
+    """The cells of a word."""
+
+    number: int
+    cells: list[str]
+
+
+def read_corpus(
+    path: str | Path,
+    *,
+    word: str | None = None,
+    tag: str | None = None,
+    least: int = 2,
+    most: int | None = None,
+) -> Corpus:
     """Reads a plain or gzipped file with columns separated by spaces or tabs.
 
-    column: the place of the tags; CoNLL-2003 has parts of speech in 1, chunks in 2 and entities in the last
+    word, tag: the columns of the words and of the tags, each a name or a number from 1; None guesses, as `find_columns`
     least, most: the least and the largest number of columns
 
     A line before a sentence that starts with "# " and does not end in a tag is a comment, and is left out.
 
-    Raises BertKerasError for a line without a tag, or with more or fewer columns than the first line.
+    Raises BertKerasError for a line without a tag, or with more or fewer columns than the first line, and for columns that are
+    not there or that a guess cannot be sure of.
     """
     refuse_forms(
         to_path(path),
-        (".csv", ".json", ".jsonl", ".parquet"),
-        "tags are read from text of one word and its tag a line (.txt), with a blank line after each sentence; write that, or "
-        "give lists of words and of tags to fit of bert_keras.tagger in Python",
+        (".csv", ".parquet"),
+        "tags are read from text of one word and its tag a line (.txt), with a blank line after each sentence, and entities from "
+        ".jsonl with text and entities; write one of these, or give lists of words and of tags to fit of bert_keras.tagger in "
+        "Python",
     )
-    documents: list[list[Sentence]] = [[]]
-    marked, expected, sentence = False, 0, None
+    documents, names, marked = _read_lines(to_path(path), least=least, most=most)
+    groups = [[line.cells for line in lines] for document in documents for lines in document]
+    if not groups:
+        raise BertKerasError(f"{path} has no words; give a word and its tag on each line.")
+    found = find_columns(groups, word=word, tag=tag, names=names, where=str(path))
+    if found.header:
+        del documents[0][0][0]
     source = f"{path}, line"
-    for number, line in numbered_lines(to_path(path)):
-        columns = re.split("[ \t]+", line.strip(" \t\r"))
-        if columns == [""]:
-            sentence = None
-        elif sentence is None and columns[0] == "#" and not _TAG.fullmatch(columns[-1]):
+    made = [
+        [
+            Sentence(
+                [line.cells[found.words] for line in lines],
+                [line.cells[found.tags] for line in lines],
+                source,
+                lines[0].number,
+            )
+            for lines in document
+            if lines
+        ]
+        for document in documents
+    ]
+    if not (made := [*filter(None, made)]):
+        raise BertKerasError(f"{path} has no words; give a word and its tag on each line.")
+    return Corpus(made, marked)
+
+
+def _read_lines(
+    path: Path, *, least: int, most: int | None
+) -> tuple[list[list[list[_Line]]], list[str], bool]:
+    """The lines of the sentences of the documents, the names of the columns where a comment has them, and `Corpus.marked`."""
+    documents: list[list[list[_Line]]] = [[]]
+    marked, expected, names = False, 0, list[str]()
+    lines: list[_Line] | None = None
+    for number, text in numbered_lines(path):
+        cells = re.split("[ \t]+", text.strip(" \t\r"))
+        if text.startswith(NAMES_LINE):
+            names = text.removeprefix(NAMES_LINE).split()
+        elif cells == [""]:
+            lines = None
+        elif (
+            lines is None
+            and cells[0] == "#"
+            and not (is_tag(cells[-1]) and len(cells) == (expected or len(cells)))
+        ):
             continue
-        elif columns[0] == DOCSTART:
-            marked, sentence = True, None
+        elif cells[0] == DOCSTART:
+            marked, lines = True, None
             documents.append([])
         else:
-            expected, found = expected or len(columns), len(columns)
-            if most is not None and found > most:
-                raise BertKerasError(
-                    f"{source} {number}: {found} columns, expected at most {most}: word, part of speech, chunk, entity; "
-                    "remove the others."
-                )
-            if found < least or found != expected:
-                wanted = "a word first, its tag last" if least == 2 else "word, part of speech, chunk, entity"
-                raise BertKerasError(
-                    f"{source} {number}: {found} column(s), expected {max(expected, least)}: {wanted}."
-                )
-            if sentence is None:
-                sentence = Sentence([], [], source, number)
-                documents[-1].append(sentence)
-            sentence.words.append(columns[0])
-            sentence.tags.append(columns[column])
-    documents = [*filter(None, documents)]
-    if not documents:
-        raise BertKerasError(f"{path} has no words; give a word and its tag on each line.")
-    return Corpus(documents, marked)
+            expected = expected or len(cells)
+            if len(cells) != expected or len(cells) < least or (most is not None and len(cells) > most):
+                raise _wrong_count(f"{path}, line {number}", len(cells), expected, least=least, most=most)
+            if lines is None:
+                lines = []
+                documents[-1].append(lines)
+            lines.append(_Line(number, cells))
+    return [*filter(None, documents)], names, marked
+
+
+def _wrong_count(where: str, found: int, expected: int, *, least: int, most: int | None) -> BertKerasError:
+    if most is not None and found > most:
+        wanted = "word, part of speech, chunk, entity; remove the others"
+        return BertKerasError(f"{where}: {found} columns, expected at most {most}: {wanted}.")
+    wanted = "a word first, its tag last" if least == 2 else "word, part of speech, chunk, entity"
+    return BertKerasError(f"{where}: {found} column(s), expected {max(expected, least)}: {wanted}.")
 
 
 def _load_tfds_corpus(split: str) -> Corpus:
@@ -143,7 +208,7 @@ def _load_tfds_corpus(split: str) -> Corpus:
     source, number, sentences = f"conll2003/{TFDS_SPLITS[split]}, word", 1, []
     for example in examples.as_numpy_iterator():
         words = [word.decode() for word in example["tokens"]]
-        if bad := next((word for word in words if re.search("[ \n]", word) or not word), None):
+        if bad := next((word for word in words if not is_word(word)), None):
             raise BertKerasError(
                 f"{source} {number}: the word {shortened(bad)} is blank or contains a blank; give words without blanks."
             )
@@ -181,7 +246,7 @@ def detect_scheme(sentences: Sequence[Sentence]) -> str:
 
 
 # -----------------------------------------------------------------------------------------------------------
-# Tag schemes: IOB1, IOB2 and BIOES, read as conlleval reads them
+# Tag schemes, read as conlleval reads IOB1, IOB2 and BIOES
 
 
 class Entity(NamedTuple):
@@ -197,8 +262,12 @@ def find_entities(tags: Sequence[str]) -> list[Entity]:
 
     A tag that is in no scheme counts as O.
     """
-    known = [tag if tag.startswith(_PREFIXES) and len(tag) > 2 else OUTSIDE for tag in tags]
-    return [Entity(*found) for found in get_entities(known)]
+    return [Entity(*found) for found in get_entities([*map(_as_seqeval_reads, tags)])]
+
+
+@functools.lru_cache(4096)  # a file has few different tags
+def _as_seqeval_reads(tag: str) -> str:
+    return PREFIXES[tag[0]] + tag[1:] if is_tag(tag) and tag != OUTSIDE else OUTSIDE
 
 
 def write_tags(entities: Iterable[Entity], *, length: int, scheme: str) -> list[str]:

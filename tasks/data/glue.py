@@ -9,6 +9,7 @@ import dataclasses
 import keyword
 import math
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from bert_keras.tasks.options import ColumnOptions
 
 LABEL = "label"
 IDX = "idx"  # the position of the example in its file, from 0
+NO_LABEL = "-"  # the label of a text without one in SNLI and MNLI, beside labels that are words
 UNLABELLED = -1  # the label in TensorFlow Datasets where the test labels are withheld
 COLUMN_ADVICE = "`finetune` reads other columns with --text-column and --label-column (in Python: text_column and label_column)"
 CUSTOM = "custom"  # the name of a user's own data
@@ -71,6 +73,7 @@ class TextDataSet:
     folder: the name of the official folder
     other_paths: other places of the file below the given folder
     skip_short_lines: True skips lines with missing columns, which are an error otherwise
+    quoting: of a .tsv, as `read_table` takes it
     """
 
     name: str
@@ -84,6 +87,7 @@ class TextDataSet:
     folder: str = ""
     other_paths: tuple[str, ...] = ()
     skip_short_lines: bool = False
+    quoting: str | None = None
 
 
 def name_splits(*text: str, label: str, test_label: str | None = None) -> dict[str, SplitFile]:
@@ -107,7 +111,7 @@ def _make_row(
     **others: Any,
 ) -> TextDataSet:
     """A data set of GLUE. files, columns: `file_labels` and the text columns, where they are not the labels and the texts."""
-    fields = {"splits": name_splits(*(columns or text), label=label)} | others
+    fields = {"splits": name_splits(*(columns or text), label=label), "quoting": "text"} | others
     return TextDataSet(
         name=name, folder=folder, text=text, labels=labels, file_labels=files or labels, **fields
     )
@@ -226,20 +230,33 @@ def _read_columns(data: TextDataSet, split: str, source: Source, withheld: Any) 
     """All examples of a split as columns [N]."""
     file, path = data.splits[split], find_split(data, split, source)
     label = [] if file.label is None else [file.label]
-    if file.may_lack_label and not {*label} <= {*column_names(path)}:
+    if file.may_lack_label and not {*label} <= {*column_names(path, quoting=data.quoting)}:
         label = []
     parse = label_parser(data.label_type, data.file_labels, data.bounds)
     options: dict[str, Any] = {
         "header": file.header,
         "skip_short_lines": data.skip_short_lines,
+        "quoting": data.quoting,
         "advice": COLUMN_ADVICE,
     }
-    texts, labels, idx = [], [], []
+    texts, labels, idx, unlabelled, empty = [], [], [], list[str](), list[str]()
     for where, at, values in read_table(path, [*file.text, *label], **options):
+        if label and data.label_type == "class" and _has_no_label(values[-1], data.file_labels):
+            unlabelled.append(where)
+            continue
         given = zip(file.text, values, strict=False)
         texts.append([checked_text(value, where, name).encode() for name, value in given])
+        if not all(text.strip() for text in texts[-1]):
+            empty.append(where)
         labels.append(parse(values[-1], where) if label else withheld)
         idx.append(at)
+    if unlabelled:
+        warnings.warn(
+            f"{unlabelled[0]}: the first of {len(unlabelled)} rows with the label {NO_LABEL!r}, no label; they are left out",
+            stacklevel=3,
+        )
+    if empty:
+        warnings.warn(f"{empty[0]}: the first of {len(empty)} rows with an empty text", stacklevel=3)
     if not labels:
         raise BertKerasError(f"{path} has no examples; give at least one line under the header.")
     columns = zip(data.text, zip(*texts, strict=True), strict=True)
@@ -247,6 +264,10 @@ def _read_columns(data: TextDataSet, split: str, source: Source, withheld: Any) 
         LABEL: np.array(labels, withheld.dtype),
         IDX: np.array(idx, np.int32),
     }
+
+
+def _has_no_label(value: Any, labels: Sequence[str]) -> bool:
+    return isinstance(value, str) and value.strip() == NO_LABEL and NO_LABEL not in labels
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -287,7 +308,8 @@ def replace_columns(data: TextDataSet, options: ColumnOptions) -> TextDataSet:
         return dataclasses.replace(file, text=tuple(text), label=file.label and label)
 
     splits = {split: changed(file) for split, file in data.splits.items()}
-    return dataclasses.replace(data, splits=splits)
+    official = data.quoting if splits == data.splits else None
+    return dataclasses.replace(data, splits=splits, quoting=options.quoting or official)
 
 
 def make_own_data_set(
@@ -298,18 +320,19 @@ def make_own_data_set(
     name: str = CUSTOM,
     columns: Sequence[str] | None = None,
     label: str = LABEL,
+    quoting: str | None = None,
 ) -> TextDataSet:
     """Tables with labelled texts. columns: those of the texts; None takes the names of the texts."""
     splits, names = name_splits(*(columns or text), label=label, test_label=label), tuple(labels)
     given: dict[str, Any] = {"labels": names, "file_labels": names, "label_type": label_type}
-    return TextDataSet(name=name, text=tuple(text), splits=splits, **given)
+    return TextDataSet(name=name, text=tuple(text), splits=splits, quoting=quoting, **given)
 
 
 def _read_own_data_set(source: Source, options: ColumnOptions) -> TextDataSet:
     label = options.label_column or LABEL
     train = find_split(make_own_data_set((), text=(), label_type="class"), "train", source)
     text = _choose_text_columns(train, label, options)
-    rows = list(read_table(train, [*text, label], advice=COLUMN_ADVICE))
+    rows = list(read_table(train, [*text, label], quoting=options.quoting, advice=COLUMN_ADVICE))
     if not rows:
         raise BertKerasError(f"{train} has no examples; give at least one line under the header.")
     if options.text_column is None and len(text) == 2:
@@ -317,11 +340,12 @@ def _read_own_data_set(source: Source, options: ColumnOptions) -> TextDataSet:
     rows = [row._replace(values=row.values[-1:]) for row in rows]
     label_type = options.label_type or _guess_type(train, label, rows)
     labels = _find_labels(train, label, rows, label_type)
-    return make_own_data_set(labels, text=_name_texts(text), label_type=label_type, columns=text, label=label)
+    about: dict[str, Any] = {"label_type": label_type, "label": label, "quoting": options.quoting}
+    return make_own_data_set(labels, text=_name_texts(text), columns=text, **about)
 
 
 def _choose_text_columns(path: Path, label: str, options: ColumnOptions) -> tuple[str, ...]:
-    columns = column_names(path)
+    columns = column_names(path, quoting=options.quoting)
     if options.text_column is not None:
         if label in options.text_column:
             raise BertKerasError(f"the column {label!r} is the label and a text; give different columns.")
@@ -392,6 +416,9 @@ def _find_labels(path: Path, label: str, rows: Sequence[TableRow], label_type: s
         if "" in names:
             raise BertKerasError(f"{where}: the label is empty; give every line a label.")
         found.update(names)
+    others = found - {NO_LABEL}
+    if label_type == "class" and len(others) > 1 and all(any(map(str.isalnum, name)) for name in others):
+        found = others
     if len(found) < (1 if label_type == "multi" else 2):
         wanted = "one" if label_type == "multi" else "two"
         raise BertKerasError(

@@ -79,19 +79,26 @@ def make_columns(
     questions: Iterable[Question], where: str, *, version: Version, train: bool
 ) -> dict[str, np.ndarray]:
     """The examples as columns [N]. Raises BertKerasError for an unusable question, with its id."""
-    rows, seen, misplaced = list[tuple[Any, ...]](), set[str](), list[str]()
+    rows, seen, misplaced = list[tuple[Any, ...]](), set[str](), list[Question]()
     for question in questions:
         _check(question, seen, version)
         start, end = _offsets(question)
         if train and question.answers and start < 0:
-            misplaced.append(question.id)
+            misplaced.append(question)
             continue
         given = (*question[:3], json.dumps(question.answers, ensure_ascii=False))
         rows.append((*(text.encode() for text in given), start, end))
+    if misplaced and not rows:
+        first = misplaced[0]
+        there = first.context[max(first.starts[0], 0) :][: len(first.answers[0])]
+        raise BertKerasError(
+            f"{where}: none of {len(misplaced)} answers stands at its answer_start, in characters of the context; the first, of "
+            f"{first.id}, is {shortened(first.answers[0])} at {first.starts[0]}, where the context has {shortened(there)}."
+        )
     if misplaced:
         warnings.warn(
             f"{where}: skipped {len(misplaced)} questions whose answer is blank or does not start at its answer_start, first "
-            f"{misplaced[0]}",
+            f"{misplaced[0].id}",
             stacklevel=2,
         )
     if not rows:
@@ -186,8 +193,26 @@ def _decode(*values: bytes) -> tuple[str, ...]:
     return tuple(value.decode() for value in values)
 
 
+def is_squad_file(path: str) -> bool:
+    """True for the name of a file in SQuAD's format."""
+    return path.lower().removesuffix(".gz").endswith(".json")
+
+
+def read_unanswered(path: Path) -> Iterator[dict[str, str]]:
+    """Yields the id, the question and the context of each question of a file, which needs no answers."""
+    for id_, context, entry, where in _read_entries(path):
+        question = _member(entry, QUESTION, str, where=where)
+        check_text(where, id_, question, context)
+        yield {ID: id_, QUESTION: question, CONTEXT: context}
+
+
 def read_questions(path: Path) -> Iterator[Question]:
     """Yields the questions of a file. Raises BertKerasError for a file in another format, with the position in the file."""
+    return (_question(id_, context, entry, where=where) for id_, context, entry, where in _read_entries(path))
+
+
+def _read_entries(path: Path) -> Iterator[tuple[str, str, dict[str, Any], str]]:
+    """Yields the id, the context, and the object of each question, and its place for errors."""
     refuse_forms(
         path,
         (".csv", ".tsv", ".jsonl", ".parquet"),
@@ -201,7 +226,7 @@ def read_questions(path: Path) -> Iterator[Question]:
             context = _member(paragraph, CONTEXT, str, where=at)
             for k, entry in enumerate(_member(paragraph, "qas", list, where=at)):
                 id_ = _member(entry, ID, str, where=f"{at}.qas[{k}]")
-                yield _question(id_, context, entry, where=f"{path}, question {id_}")
+                yield id_, context, entry, f"{path}, question {id_}"
 
 
 def _question(id_: str, context: str, entry: Mapping[str, Any], *, where: str) -> Question:

@@ -1,7 +1,7 @@
 """Reads tables of text: CSV, TSV, JSON lines and Parquet files, by the ends of their names.
 
 .csv      a header; commas; quotes as in RFC 4180, so that a quoted field may hold commas, line ends and doubled quotes
-.tsv      a header; tabs; quotes are text, as in GLUE's files
+.tsv      a header; tabs; quotes are text, as in GLUE's files, unless a CSV writer wrote the file (quoting.py)
 .jsonl    one object per line
 .parquet  columns of strings, numbers or lists
 
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from bert_keras.errors import BertKerasError, MissingFileError, first_line, first_names
 from bert_keras.io.json_files import parse_json, shortened
 from bert_keras.io.paths import did_you_mean, is_remote, to_path
+from bert_keras.tasks.data.quoting import QUOTE, is_quoted_as_csv
 from bert_keras.tasks.data.sources import (
     MAX_LINE_BYTES,
     MAX_UNPACKED_BYTES,
@@ -74,8 +75,10 @@ def find_table(folder: Path, stems: Sequence[str]) -> Path:
     return found[0]
 
 
-def column_names(path: Path) -> list[str]:
+def column_names(path: Path, *, quoting: str | None = None) -> list[str]:
     """The names of the columns: those of the first line, of the first JSON object or of the Parquet schema.
+
+    quoting: as `read_table` takes it
 
     Raises MissingFileError for a missing file, BertKerasError for an empty one and for another ending.
     """
@@ -83,7 +86,7 @@ def column_names(path: Path) -> list[str]:
     if ending == ".parquet":
         with _open_parquet(path) as file:
             return list(file.schema_arrow.names)
-    first = next(_records(path, ending), None)
+    first = next(_records(path, ending, quoted=_is_quoted(path, ending, quoting)), None)
     if first is None:
         wanted = "one object per line" if ending == ".jsonl" else f"{_SEPARATED[ending]}lines under a header"
         raise BertKerasError(f"{path} is empty; give {wanted}.")
@@ -98,6 +101,7 @@ def read_table(
     header: Sequence[str] | None = None,
     skip_short_lines: bool = False,
     one_line: bool = False,
+    quoting: str | None = None,
     advice: str = "",
 ) -> Iterator[TableRow]:
     """Yields the rows with the values of these columns and then of the optional ones, in this order.
@@ -105,19 +109,25 @@ def read_table(
     header: the names of a .tsv whose first line has none of these columns, and so is no header
     skip_short_lines: skip lines with too few columns, with one warning
     one_line: refuse a row of a .csv that has several lines, because two stray quotes would join all rows between them
+    quoting: of a .tsv, "csv" or "text": its quotes are CSV's, or text; None decides by the file, and warns where they are CSV's
     advice: what to do about a missing column, for its error
 
     Raises as `column_names`; BertKerasError, with the line, for a missing or repeated column, a line with another number of
     columns, an unclosed quote, and text that is neither JSON nor UTF-8.
     """
-    ending, names = _checked_ending(path), column_names(path)
+    ending, names = _checked_ending(path), column_names(path, quoting=quoting)
+    quoted = _is_quoted(path, ending, quoting)
+    if quoted and quoting is None and ending == ".tsv":
+        warnings.warn(
+            f"{path}: quotes around cells are left out, as in CSV; --quoting text keeps them", stacklevel=2
+        )
     headerless = header is not None and ending == ".tsv" and not {*columns} & {*names}
     if header is not None and headerless:
         names = list(header)
     for column in (*columns, *optional):
         if names.count(column) != 1 and (column in columns or column in names):
             many, there = "more than one" if column in names else "no", first_names(map(shortened, names), 30)
-            hints = [*([] if headerless else _doubts(path, ending, names)), *filter(None, [advice])]
+            hints = [*([] if headerless else _doubts(path, ending, names, quoted)), *filter(None, [advice])]
             raise BertKerasError(
                 f"{path} has {many} column {column!r}; the {_SEPARATED.get(ending, '')}columns are {there}"
                 f"{''.join(f'; {hint}' for hint in hints)}."
@@ -127,28 +137,28 @@ def read_table(
     chosen = [column if column in names else None for column in (*columns, *optional)]
     if ending == ".parquet":
         return _parquet_rows(path, chosen)
-    records = _records(path, ending, one_line=one_line)
+    records = _records(path, ending, quoted=quoted, one_line=one_line)
     if not headerless:
         next(records)
     return _fitting_rows(path, records, names, chosen, skip_short_lines=skip_short_lines)
 
 
-def _doubts(path: Path, ending: str, names: Sequence[str]) -> Iterator[str]:
+def _doubts(path: Path, ending: str, names: Sequence[str], quoted: bool) -> Iterator[str]:
     """Yields reasons to doubt the names in the first line of a file of text: another separator, or data in place of names."""
     if ending not in _SEPARATED:
         return
     if len(names) == 1 and any(mark in names[0] for mark in ",;\t"):
         yield f"separate columns by {_SEPARATOR[ending]}"
-    elif _is_data(path, ending, names):
+    elif _is_data(names, _records(path, ending, quoted=quoted)):
         yield "is the first line a header? It looks like data: write the names of the columns above it"
 
 
-def _is_data(path: Path, ending: str, names: Sequence[str]) -> bool:
+def _is_data(names: Sequence[str], records: Iterator[tuple[int, Any]]) -> bool:
     """True if a name in the first line is a number, has more than three words, or is a value of its column too."""
     if any(len(name.split()) > 3 or name.replace(".", "", 1).isdecimal() for name in names):
         return True
     with contextlib.suppress(BertKerasError):  # of a later line
-        for _, values in itertools.islice(_records(path, ending), 1, SAMPLE):
+        for _, values in itertools.islice(records, 1, SAMPLE):
             if any(name and name == value for name, value in zip(names, values, strict=False)):
                 return True
     return False
@@ -178,16 +188,28 @@ def checked_text(value: Any, where: str, column: str) -> str:
 # Text
 
 
-def _records(path: Path, ending: str, *, one_line: bool = False) -> Iterator[tuple[int, Any]]:
-    """The number of its first line and the values of each record: a list, or a dict in JSON lines. one_line: see `read_table`."""
-    if ending == ".csv":
-        return _csv_records(path, one_line=one_line)
+def _is_quoted(path: Path, ending: str, quoting: str | None) -> bool:
+    """True for a file with CSV's quotes. quoting: as `read_table` takes it."""
+    if ending != ".tsv" or quoting is not None:
+        return ending == ".csv" or (ending == ".tsv" and quoting == "csv")
+    csv.field_size_limit(sys.maxsize)
+    there = any(QUOTE in line for _, line in ended_lines(path))
+    return there and is_quoted_as_csv(line for _, line in ended_lines(path))
+
+
+def _records(path: Path, ending: str, *, quoted: bool, one_line: bool = False) -> Iterator[tuple[int, Any]]:
+    """The number of its first line and the values of each record: a list, or a dict in JSON lines.
+
+    quoted: True for CSV's quotes; one_line: see `read_table`
+    """
+    if quoted:
+        return _csv_records(path, delimiter="," if ending == ".csv" else "\t", one_line=one_line)
     if ending == ".jsonl":
         return _json_records(path)
     return ((number, line.split("\t")) for number, line in nonblank_lines(path, spaces=False))
 
 
-def _csv_records(path: Path, *, one_line: bool) -> Iterator[tuple[int, list[str]]]:
+def _csv_records(path: Path, *, delimiter: str, one_line: bool) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(sys.maxsize)
     start, size = 1, 0
 
@@ -203,7 +225,7 @@ def _csv_records(path: Path, *, one_line: bool) -> Iterator[tuple[int, list[str]
                 raise BertKerasError(f"{path}, line {start}: {wrong}.")
             yield line
 
-    reader = csv.reader(lines(), strict=True)
+    reader = csv.reader(lines(), delimiter=delimiter, strict=True)
     try:
         for values in reader:
             if values:
@@ -218,7 +240,7 @@ def _csv_records(path: Path, *, one_line: bool) -> Iterator[tuple[int, list[str]
 _CSV_ERRORS = {
     "unexpected end of data": "a quote is opened in this row and not closed; close it, or double a quote that is text",
     "new-line character": "there is a carriage return outside quotes; save the file with newlines",
-    "',' expected after '\"'": "there is text after a closing quote; double a quote that is text, inside a quoted field",
+    "expected after '\"'": "there is text after a closing quote; double a quote that is text, inside a quoted field",
 }
 
 
@@ -318,11 +340,12 @@ def _parquet_rows(path: Path, columns: Sequence[str | None]) -> Iterator[TableRo
 STANDARD_INPUT = "-"
 FORMATS_NOTES = """input files, in UTF-8:
   .csv      a header, commas; quotes as in RFC 4180: a quoted field may hold commas, line ends and doubled quotes
-  .tsv      a header, tabs; quotes are text
+  .tsv      a header, tabs; quotes are text, unless a CSV writer such as pandas wrote the file (--quoting decides)
   .jsonl    one object per line
   .parquet  columns of text
             The task's text columns are read, under the names of the training file or of the model's inputs. Blank
             lines are skipped. The endings of a choice are columns endings0, endings1, ..., or a list in endings.
+  .json     SQuAD's questions, with or without answers
   any other one example per line; a blank line is an empty text. Two texts are separated by a tab; further
             tabs belong to the second text. Lines end in \\n or \\r\\n.
 Standard input is read as "any other". The output has each text with its prediction, in the order of the input.
@@ -335,6 +358,8 @@ def read_examples(
     names: Sequence[str],
     lists: Mapping[str, int] | None = None,
     columns: Mapping[str, str] | None = None,
+    *,
+    quoting: str | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yields examples by the task's names.
 
@@ -342,6 +367,7 @@ def read_examples(
     names: the texts of an example
     lists: names of lists of texts, with their lengths
     columns: other names that the columns of texts may have in a table
+    quoting: as `read_table` takes it
 
     Raises MissingFileError for a missing file, BertKerasError with the number of the wrong line.
     """
@@ -357,7 +383,7 @@ def read_examples(
             f"no file at {path}{did_you_mean(file)}; give a file of examples, or - for standard input."
         )
     if get_ending(file) is not None:
-        yield from _examples_of_table(file, names, lists, columns or {})
+        yield from _examples_of_table(file, names, lists, columns or {}, quoting)
         return
     refuse_forms(file, (".json", ".ndjson"), "give one JSON object a line, in a file that ends in .jsonl")
     with file.open("rb") as stream:  # may be a pipe
@@ -382,16 +408,21 @@ def _examples_of_lines(
 
 
 def _examples_of_table(
-    path: Path, names: Sequence[str], lists: Mapping[str, int], columns: Mapping[str, str]
+    path: Path,
+    names: Sequence[str],
+    lists: Mapping[str, int],
+    columns: Mapping[str, str],
+    quoting: str | None,
 ) -> Iterator[dict[str, Any]]:
-    there = column_names(path)
+    there = column_names(path, quoting=quoting)
     chosen = {}  # name -> its columns
     for name in names:
         own = columns.get(name, name)
         chosen[name] = [own if own in there or name not in there else name]
         if name in lists and f"{name}0" in there:
             chosen[name] = [f"{name}{i}" for i in range(lists[name])]
-    for where, _, values in read_table(path, [column for found in chosen.values() for column in found]):
+    read = [column for found in chosen.values() for column in found]
+    for where, _, values in read_table(path, read, quoting=quoting):
         rest = iter(values)
         row = {name: [*itertools.islice(rest, len(found))] for name, found in chosen.items()}
         for name, count in lists.items():

@@ -199,6 +199,30 @@ def read_start(given: str | pathlib.Path | checkpoints.Checkpoint | None, recipe
     return Start(checkpoints.read(model), {name: checkpoints.read(path) for name, path in folders.items()})
 
 
+def grow(start: Start, config: BertConfig, *, seed: int) -> tuple[Start, list[str]]:
+    """The initial weights with rows for the tokens and positions that `config` has more, and a line about them.
+
+    Raises BertKerasError if it has fewer.
+    """
+    if start.checkpoint is None or not start.checkpoint.tensors:
+        return start, []
+    before = start.checkpoint.config
+    tokens, positions = config.vocab_size - before.vocab_size, config.max_positions - before.max_positions
+    if not tokens and not positions:
+        return start, []
+
+    def grown(one: checkpoints.Checkpoint) -> checkpoints.Checkpoint:
+        one = checkpoints.with_vocab_size(one, config.vocab_size, seed=seed)
+        return checkpoints.with_max_positions(one, config.max_positions, seed=seed + 1)
+
+    companions = {name: grown(one) for name, one in start.companions.items()}
+    line = (
+        f"new rows: {tokens:,} tokens and {positions:,} positions, from a truncated normal distribution of standard deviation "
+        f"{before.initializer_range:g}, as before a pre-training; masked-LM biases 0"
+    )
+    return Start(grown(start.checkpoint), companions), [line]
+
+
 def assign(start: Start, model: Pretrainer) -> list[str]:
     """Assigns the initial weights; returns lines to log."""
     if start.checkpoint is None:

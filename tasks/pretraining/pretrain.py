@@ -53,6 +53,7 @@ from bert_keras.tasks.pretraining.model import (
     build_model,
     check_direction,
     check_settings_are_read,
+    grow,
     make_objectives,
     masks_whole_words,
     read_start,
@@ -63,6 +64,7 @@ from bert_keras.tasks.pretraining.monitor import PretrainingMonitor, RunInputs
 from bert_keras.tasks.pretraining.processes import check_sendable, check_workers
 from bert_keras.tasks.pretraining.recipes import Recipe
 from bert_keras.tasks.pretraining.records import RecordFiles
+from bert_keras.tasks.pretraining.vocabulary import describe_changes
 from bert_keras.tasks.runs.run_folder import ORIGIN
 from bert_keras.tasks.training.loop import RUN, check_save_every, train
 from bert_keras.tasks.training.plan import Plan, Stage
@@ -127,24 +129,26 @@ def _check_settings(given: Pretraining, distribution: tf.distribute.Strategy) ->
         raise BertKerasError(f"snapshots has {wrong[0]}; give steps from 1 to {hparams.steps}.")
 
 
-def _tokenizer(given: Tokenizer | None, start: checkpoints.Checkpoint | None) -> Tokenizer:
-    """The tokenizer for training. Raises ValueError if it is missing or differs from the checkpoint's tokenizer."""
+def _tokenizer(given: Tokenizer | None, start: checkpoints.Checkpoint | None) -> tuple[Tokenizer, list[str]]:
+    """The tokenizer for training, and lines about its words that the checkpoint's lacks.
+
+    Raises ValueError if it is missing or contradicts the checkpoint's tokenizer.
+    """
     if given is None:
         if start is None:
             raise BertKerasError("there is neither a tokenizer nor a checkpoint with one; give a vocabulary.")
-        return checkpoints.tokenizer_of(start)
+        return checkpoints.tokenizer_of(start), []
     if start is None or not start.vocabulary.has_tokens:
-        return given
+        return given, []
     lower_case = start.vocabulary.lower_case
     own = checkpoints.tokenizer_of(start, lower_case=given.lower_case if lower_case is None else lower_case)
-    if given.digest != own.digest:
-        raise BertKerasError("the checkpoint was trained with another vocabulary; leave the vocabulary out.")
+    lines = describe_changes(own, given)
     if given.lower_case != own.lower_case:
         raise BertKerasError(
             f"the checkpoint's tokenizer has lower_case={own.lower_case}, the given one {given.lower_case}; leave the "
             "vocabulary out."
         )
-    return given
+    return given, lines
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -260,13 +264,17 @@ def plan_pretraining(given: Pretraining) -> Plan:
     distribution = strategy(given.strategy_name)
     _check_settings(given, distribution)
     start = read_start(given.checkpoint, recipe)
-    tokenizer = _tokenizer(given.tokenizer, start.checkpoint)
+    tokenizer, lines = _tokenizer(given.tokenizer, start.checkpoint)
     config = recipe.config(vocab_size=tokenizer.vocab_size, source=start.config)
+    if start.checkpoint is not None:
+        config = dataclasses.replace(config, vocab_size=max(config.vocab_size, tokenizer.vocab_size))
+        start, grown = grow(start, config, seed=hparams.seed)
+        lines += grown
     check_direction(recipe, config)
     source = _source(given, tokenizer, config)
     lengths = [phase.seq_length for phase in source.phases]
     objectives = [make_objectives(recipe, length, pieces=Pieces.of(tokenizer)) for length in lengths]
-    lines = [*source.lines]
+    lines += source.lines
     for phase, predicted in enumerate(objectives):
         lines += check_data(source, phase, objectives=predicted, batch_size=hparams.batch_size)
     lines += step_warnings(hparams)

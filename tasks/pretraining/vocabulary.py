@@ -1,4 +1,4 @@
-"""Vocabularies learned from text: WordPiece for BERT, SentencePiece for ALBERT.
+"""Vocabularies learned from text: WordPiece for BERT, SentencePiece for ALBERT; and a checkpoint's with words of one's own.
 
 In: documents. Out: a folder for `--vocab`: vocab.txt or spiece.model, and tokenizer_config.json. The tokenizer of the vocabulary
 normalizes the text. Equal text and settings give equal bytes.
@@ -9,12 +9,13 @@ import io
 import itertools
 import pathlib
 import random
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
-from bert_keras.errors import BertKerasError, MissingPackageError
+from bert_keras.errors import BertKerasError, MissingPackageError, first_names
 from bert_keras.io.folders import atomic_folder
 from bert_keras.io.paths import to_path
 from bert_keras.tasks.options import VocabularyOptions
@@ -43,6 +44,9 @@ SENTENCEPIECE_SETTINGS: dict[str, Any] = {
     "num_threads": 16,
     "minloglevel": 2,
 }
+
+
+_UNUSED = re.compile(r"\[unused\d+\]")
 
 
 class LearnedVocabulary(NamedTuple):
@@ -194,3 +198,34 @@ def write_vocabulary(
         tokenizer = learn(texts(), size=size, lower_case=lower_case, **settings)
         write_tokenizer(tokenizer.to_vocabulary(), new)
     return LearnedVocabulary(tokenizer, count)
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Words of one's own in the vocabulary of a checkpoint. Source: google-research/bert README, "Learning a new WordPiece vocabulary"
+
+
+def describe_changes(own: Tokenizer, given: Tokenizer) -> list[str]:
+    """A line about the words that a vocabulary has in place of a checkpoint's [unusedN] tokens and after its end; else none.
+
+    Raises BertKerasError where other tokens differ, and for fewer tokens.
+    """
+    if given.digest == own.digest:
+        return []
+    problem = "the checkpoint was trained with another vocabulary"
+    if not (isinstance(own, WordPiece) and isinstance(given, WordPiece)):
+        raise BertKerasError(f"{problem}; leave the vocabulary out.")
+    advice = "only [unusedN] tokens can be replaced, and tokens added at the end"
+    before, after = own.vocabulary, given.vocabulary
+    if len(after) < len(before):
+        raise BertKerasError(f"{problem}: it has {len(before):,} tokens and yours {len(after):,}; {advice}.")
+    changed = [i for i, token in enumerate(before) if token != after[i]]
+    if wrong := [i for i in changed if not _UNUSED.fullmatch(before[i])]:
+        at = wrong[0]
+        raise BertKerasError(
+            f"{problem}: its token {at} is {before[at]!r} and yours {after[at]!r}; {advice}."
+        )
+    replaced, added = [after[i] for i in changed], after[len(before) :]
+    return [
+        f"the vocabulary has {len(replaced):,} words in place of [unusedN] tokens, whose weights stay ({first_names(replaced)}), "
+        f"and {len(added):,} tokens more ({first_names(added)})"
+    ]

@@ -140,8 +140,10 @@ class TextClassification(Task):
         "measures": list_of(one_of(metrics.MEASURES)),
         "text_column": list_of(TEXT),
         "label_column": TEXT,
+        "quoting": field_types(ColumnOptions)["quoting"],
         **field_types(ClassifierOptions),
     }
+    optional = ("quoting",)
 
     def __init__(
         self,
@@ -175,7 +177,10 @@ class TextClassification(Task):
         self.classes = self.label_names if label_type == "class" else ()
         self.measure = self.measures[0]
         self.validation_splits = tuple(split for split in data.splits if split.startswith("validation"))
-        self.columns = dict(zip(self.text, next(iter(data.splits.values())).text, strict=True))
+        train = next(iter(data.splits.values()))
+        self.text_column, self.label_column = list(train.text), train.label or LABEL
+        self.columns = dict(zip(self.text, train.text, strict=True))
+        self.quoting = data.quoting if name not in ROWS or data.quoting != ROWS[name].quoting else None
         if source is not None:
             glue.check_source(source)
             if isinstance(source, Mapping) or to_path(source).is_file():  # MNLI has two validation splits
@@ -352,22 +357,21 @@ class TextClassification(Task):
         return [plain(raw[name][row]) for name in self.text]
 
     def to_json(self) -> dict[str, Any]:
-        train = next(iter(self.data.splits.values()))
-        columns = {"text_column": list(train.text), "label_column": train.label or LABEL}
-        kept = {"labels": list(self.label_names), "text": list(self.text), "measures": list(self.measures)}
-        names = [name for name in self.kinds if name not in kept and name not in columns]
-        return {name: getattr(self, name) for name in names} | kept | columns
+        lists = {"labels": self.label_names, "text": self.text, "measures": self.measures}
+        return super().to_json() | {name: list(values) for name, values in lists.items()}
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "TextClassification":
-        fields = checked_fields(kept, cls.kinds, where="task")
-        columns, label = fields.pop("text_column"), fields.pop("label_column")
+        fields = checked_fields(kept, cls.kinds, where="task", optional=cls.optional)
+        columns, label, quoting = (
+            fields.pop(name, None) for name in ("text_column", "label_column", "quoting")
+        )
         if fields["name"] in ROWS:
-            options = ColumnOptions(text_column=tuple(columns), label_column=label)
+            options = ColumnOptions(text_column=tuple(columns), label_column=label, quoting=quoting)
             data = glue.replace_columns(ROWS[fields["name"]], options)
         else:
             own = {name: fields[name] for name in ("labels", "text", "label_type")}
-            data = glue.make_own_data_set(columns=columns, label=label, **own)
+            data = glue.make_own_data_set(columns=columns, label=label, quoting=quoting, **own)
         return cls(data=data, source=source, **fields)
 
 

@@ -28,6 +28,7 @@ from bert_keras.features import (
 )
 from bert_keras.fields import field_types, names_of
 from bert_keras.io.json_files import NUMBER
+from bert_keras.io.paths import to_path
 from bert_keras.model.encoder import BertEncoder, encoder_inputs
 from bert_keras.model.heads import SpanHead
 from bert_keras.tasks import metrics
@@ -38,13 +39,20 @@ from bert_keras.tasks.data.squad import ANSWER_END, ANSWER_START, ANSWERS, CONTE
 from bert_keras.tasks.metrics import ERRORS_SHOWN, Table, most_confident, plain
 from bert_keras.tasks.options import TASK_DEFAULTS, SquadOptions
 from bert_keras.tasks.task import Arrays, Features, Raw, Task
+from bert_keras.text.characters import to_characters
 from bert_keras.text.preprocessing import Preprocessor
 
 # The logit of padding: its softmax is 0 in float32, so no answer depends on the padding of its batch. Unlike an infinity, it
 # stays a number in means, in losses and in JSON.
 PADDING_LOGIT = -1e4
-START_BYTE, END_BYTE = "start_byte", "end_byte"  # the answer's bytes in the context, the end exclusive
-NBEST = ("nbest_answers", "nbest_probabilities", "nbest_starts", "nbest_ends")
+# The answer's characters and bytes in the context, the end exclusive.
+OFFSETS = ("start", "end", "start_byte", "end_byte")
+START_BYTE, END_BYTE = OFFSETS[2:]
+# The n best: answers, probabilities and OFFSETS.
+NBEST = (
+    *("nbest_answers", "nbest_probabilities", "nbest_character_starts", "nbest_character_ends"),
+    *("nbest_starts", "nbest_ends"),
+)
 NO_SPAN = -1e9  # the score of an illegal span: far below any sum of two logits
 SHOWN = 40  # characters of context on each side of an answer
 
@@ -57,6 +65,7 @@ class QuestionAnswering(Task):
     max_query_length: longest question in tokens; longer questions are truncated, and `check` warns about them
     max_answer_length: longest answer in tokens
     n_best: the number of answers that `decode` returns for each question
+    answer_language: that of the answers, for the measures, as `metrics.normalize_answer` takes it
     tau: in SQuAD 2.0, the best span answers a question where its score exceeds the null score + tau; Google's
         null_score_diff_threshold is -tau
 
@@ -67,6 +76,7 @@ class QuestionAnswering(Task):
     names = tuple(VERSIONS)
     options = names_of(SquadOptions)
     kinds = {**field_types(SquadOptions), "tau": NUMBER}
+    optional = ("answer_language",)
     text = (QUESTION, CONTEXT)
     outputs = (SEQUENCE_OUTPUT,)
     measure = "f1"
@@ -82,6 +92,7 @@ class QuestionAnswering(Task):
         max_query_length: int = SquadOptions.max_query_length,
         max_answer_length: int = SquadOptions.max_answer_length,
         n_best: int = SquadOptions.n_best,
+        answer_language: str | None = None,
         tau: float = 0.0,
     ) -> None:
         if name not in VERSIONS:
@@ -89,8 +100,9 @@ class QuestionAnswering(Task):
         self.name, self.source, self.tau = name, source, tau
         self.version, self.defaults = VERSIONS[name], TASK_DEFAULTS[name]
         self.calibrated = ("tau",) if self.version.unanswerable else ()
+        self.official = ("answer", "null_odds") if self.version.unanswerable else ("answer",)
         self.doc_stride, self.max_query_length = doc_stride, max_query_length
-        self.max_answer_length, self.n_best = max_answer_length, n_best
+        self.max_answer_length, self.n_best, self.answer_language = max_answer_length, n_best, answer_language
         SquadOptions(**{option: getattr(self, option) for option in self.options})
 
     def examples(self, split: str) -> tf.data.Dataset:
@@ -113,6 +125,17 @@ class QuestionAnswering(Task):
         Text and start may be lists of several answers. A dict or data frame of the columns "text" and "answer_start" will do.
         """
         return squad.make_answer_columns(columns[QUESTION], columns[CONTEXT], y, version=self.version)
+
+    def inputs(self, path: str, **options: Any) -> Iterator[dict[str, Any]]:
+        """As `Task.inputs`, and SQuAD's .json, whose examples have the "id" too."""
+        if squad.is_squad_file(path):
+            return squad.read_unanswered(to_path(path))
+        return super().inputs(path, **options)
+
+    def about_measures(self) -> str:
+        """The rules by which answers are compared."""
+        rules = "SQuAD's rules, for English" if self.answer_language is None else "MLQA's rules"
+        return f"answers compared by {rules}{f', for {self.answer_language}' if self.answer_language else ''}"
 
     def check(self, preprocess: Preprocessor, examples: tf.data.Dataset) -> None:
         """Warns about questions longer than `max_query_length`, which are truncated."""
@@ -171,10 +194,11 @@ class QuestionAnswering(Task):
     def decode(self, outputs: tf.Tensor, features: Features, raw: Raw) -> dict[str, tf.Tensor]:
         """Logits float32 [W, 2, S] -> the answer to each question, [B], and its N = n_best best answers, [B, N].
 
-        "answer" string [B], "start_byte", "end_byte" int32 [B]: the text, and its bytes in the context, the end exclusive
+        "answer" string [B]; "start", "end" int32 [B], its characters in the context, as Python slices it; "start_byte",
+            "end_byte" int32 [B], its bytes; ends are exclusive
         "score" float32 [B]: the probability of the answer, or of no answer
-        "nbest_answers" string, "nbest_starts", "nbest_ends" int32, "nbest_probabilities" float32 [B, N], by falling score;
-            padded with "", -1 and 0.0
+        "nbest_answers" string, "nbest_starts", "nbest_ends" (bytes), "nbest_character_starts", "nbest_character_ends" int32,
+            "nbest_probabilities" float32 [B, N], by falling score; padded with "", -1 and 0.0
 
         and for SQuAD 2.0:
 
@@ -243,7 +267,8 @@ class QuestionAnswering(Task):
         """Exact match and F1 of each question, float64 [N], 0 to 1."""
         texts = [answer.decode("utf-8", "replace") for answer in answers]
         golds = [json.loads(gold) for gold in raw[ANSWERS]]
-        exact, f1 = metrics.answer_scores(texts, golds, unanswerable=self.version.unanswerable)
+        how: Any = {"unanswerable": self.version.unanswerable, "language": self.answer_language}
+        exact, f1 = metrics.answer_scores(texts, golds, **how)
         return {"exact_match": exact, "f1": f1}
 
     def calibrate(self, predictions: Arrays, raw: Arrays) -> tuple["QuestionAnswering", Arrays]:
@@ -258,15 +283,14 @@ class QuestionAnswering(Task):
         return task, {**predictions, **answers}
 
     def record(self, decoded: Arrays) -> dict[str, Any]:
-        """{"answer", "score", "start", "end", "nbest": [{"answer", "probability", "start", "end"}, ...]}, offsets in bytes.
+        """{"answer", "score", OFFSETS, "nbest": [{"answer", "probability", OFFSETS}, ...]}.
 
-        SQuAD 2.0 adds "no_answer_probability".
+        SQuAD 2.0 adds "no_answer_probability" and "null_odds".
         """
-        names = {"answer": "answer", "score": "score", "start": START_BYTE, "end": END_BYTE}
-        if self.version.unanswerable:
-            names["no_answer_probability"] = "no_answer_probability"
-        found = {name: plain(decoded[column]) for name, column in names.items()}
-        names = dict(zip(("answer", "probability", "start", "end"), NBEST, strict=True))
+        columns = ["answer", "score", *OFFSETS]
+        columns += ["no_answer_probability", "null_odds"] if self.version.unanswerable else []
+        found = {name: plain(decoded[name]) for name in columns}
+        names = dict(zip(("answer", "probability", *OFFSETS), NBEST, strict=True))
         spans = zip(*(plain(decoded[column]) for column in names.values()), strict=True)
         nbest = [dict(zip(names, span, strict=True)) for span in spans]
         return found | {"nbest": [span for span in nbest if span["start"] >= 0]}
@@ -277,11 +301,9 @@ class QuestionAnswering(Task):
         if start < 0:
             probability = record.get("no_answer_probability", 1.0)
             return {QUESTION: example[QUESTION], "answer": "(none)", "probability": f"{probability:.4f}"}
-        context = example[CONTEXT].encode()
-        before, answer, after = (
-            " ".join(part.decode("utf-8", "replace").split("\n"))
-            for part in (context[:start], context[start:end], context[end:])
-        )
+        context = example[CONTEXT]
+        parts = (context[:start], context[start:end], context[end:])
+        before, answer, after = (" ".join(part.split("\n")) for part in parts)
         before = f"… {before[-SHOWN:]}" if len(before) > SHOWN else before
         after = f"{after[:SHOWN]} …" if len(after) > SHOWN else after
         return {
@@ -386,7 +408,8 @@ def list_nbest(spans: Spans, context: tf.Tensor, null_scores: tf.Tensor | None) 
     ranked = [spans.scores] if null_scores is None else [spans.scores, null_scores[:, tf.newaxis]]
     probabilities = tf.nn.softmax(tf.concat(ranked, axis=1))[:, : spans.scores.shape[1]]
     answers = tf.strings.substr(context[:, tf.newaxis], tf.maximum(starts, 0), ends - starts)
-    columns = (answers, tf.where(found, probabilities, 0.0), starts, ends)
+    characters = (to_characters(context, offsets) for offsets in (starts, ends))
+    columns = (answers, tf.where(found, probabilities, 0.0), *characters, starts, ends)
     nbest = dict(zip(NBEST, columns, strict=True))
     if null_scores is not None:
         nbest["null_odds"] = tf.where(found[:, 0], null_scores - spans.scores[:, 0], -NO_SPAN)
@@ -395,8 +418,7 @@ def list_nbest(spans: Spans, context: tf.Tensor, null_scores: tf.Tensor | None) 
 
 def best_answer(nbest: Mapping[str, Any]) -> dict[str, tf.Tensor]:
     """The first of the n best."""
-    answer, score, start, end = (nbest[name][:, 0] for name in NBEST)
-    return {"answer": answer, "score": score, START_BYTE: start, END_BYTE: end}
+    return dict(zip(("answer", "score", *OFFSETS), (nbest[name][:, 0] for name in NBEST), strict=True))
 
 
 def answer_or_none(nbest: Mapping[str, Any], *, tau: float) -> dict[str, tf.Tensor]:
@@ -408,7 +430,6 @@ def answer_or_none(nbest: Mapping[str, Any], *, tau: float) -> dict[str, tf.Tens
     return {
         "answer": tf.where(answered, best["answer"], ""),
         "score": tf.where(answered, best["score"], null_probability),
-        START_BYTE: tf.where(answered, best[START_BYTE], -1),
-        END_BYTE: tf.where(answered, best[END_BYTE], -1),
+        **{name: tf.where(answered, best[name], -1) for name in OFFSETS},
         "no_answer_probability": tf.sigmoid(odds + tau),
     }

@@ -1,13 +1,15 @@
 """Named entities: a tag for every word, and the entities of a text.
 
-Tags are read in IOB1, IOB2 or BIOES; the model learns IOB2. The first token of a word has the word's label, in the window that
-shows it with the most context (Devlin et al. 2019, sec. 5.3: no CRF, the maximal document context).
+Tags are read in any of SCHEMES, or made of entities as spans of characters; the model learns IOB2. The first token of a word has
+the word's label, in the window that shows it with the most context (Devlin et al. 2019, sec. 5.3: no CRF, the maximal document
+context).
 """
 
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -21,27 +23,34 @@ from bert_keras.io.json_files import checked_fields, list_of, one_of, shortened
 from bert_keras.model.encoder import BertEncoder, encoder_inputs
 from bert_keras.model.heads import TokenHead
 from bert_keras.tasks import metrics
-from bert_keras.tasks.data import conll
+from bert_keras.tasks.data import conll, spans
 from bert_keras.tasks.data.columns import list_values
 from bert_keras.tasks.data.conll import DOCSTART, OUTSIDE, SCHEMES, Corpus, Sentence
-from bert_keras.tasks.data.sources import Source
+from bert_keras.tasks.data.sources import Source, split_file
+from bert_keras.tasks.data.spans import Span
 from bert_keras.tasks.metrics import ERRORS_SHOWN, Table, plain
 from bert_keras.tasks.options import TAGGING_DEFAULTS, TaggingOptions
+from bert_keras.tasks.problems.tag_decoding import Letters, decode_entities, decode_words
 from bert_keras.tasks.task import Arrays, Features, Raw, Task
+from bert_keras.text.characters import to_characters
 from bert_keras.text.preprocessing import Preprocessor
-from bert_keras.text.words import TEXT, TOKENS, find_words, split_words, take_text
+from bert_keras.text.words import TEXT, TOKENS, find_words, split_text, split_words, take_text
 
 TAGS = "tags"
-ENTITY = ("entity_text", "entity_label", "entity_start_byte", "entity_end_byte", "entity_score")
+_ENTITY = ("text", "label", "start", "end", "start_byte", "end_byte", "score")
+ENTITY = tuple(f"entity_{name}" for name in _ENTITY)
+CHUNK = 1024  # texts that are split into words at once
+SHOWN = 20  # words of the first sentence that are shown before a training
 
 
 class Tagging(Task):
-    """Named entity recognition on files in CoNLL's format.
+    """Named entity recognition on files in CoNLL's format, or on texts with entities as spans of characters.
 
     labels: IOB2 tags, "O" first
     scheme: a key of SCHEMES, the scheme of the files
     context: "document" reads a sentence within its document, "sentence" reads it alone
     doc_stride: tokens from the start of one window to the start of the next
+    word_column, tag_column: those of the files, as `conll.read_corpus` takes them
     source: a folder of FILES, one file, or a file for each split; None for TensorFlow Datasets
 
     Raises BertKerasError for an unknown context.
@@ -55,6 +64,8 @@ class Tagging(Task):
     windowed = True
     lists = {"entity": "entity_start_byte"}
     kinds = {"scheme": one_of(SCHEMES), **field_types(TaggingOptions)}
+    optional = ("word_column", "tag_column")
+    _about = ""
 
     def __init__(
         self,
@@ -63,13 +74,20 @@ class Tagging(Task):
         scheme: str,
         context: str = TaggingOptions.context,
         doc_stride: int = TaggingOptions.doc_stride,
+        word_column: str | None = None,
+        tag_column: str | None = None,
         source: Source | None = None,
         name: str = "conll2003",
     ) -> None:
-        TaggingOptions(context=context, doc_stride=doc_stride)
+        TaggingOptions(context=context, doc_stride=doc_stride, word_column=word_column, tag_column=tag_column)
+        if blank := [label for label in labels if not conll.is_word(label)]:
+            raise BertKerasError(
+                f"the label {blank[0]!r} has a blank, which separates tags; write {'_'.join(blank[0].split())!r}."
+            )
         self.name, self.source = name, source
         self.label_names, self.scheme = tuple(labels), scheme
         self.context, self.doc_stride = context, doc_stride
+        self.word_column, self.tag_column = word_column, tag_column
         self.defaults = TAGGING_DEFAULTS[context]
 
     @classmethod
@@ -78,18 +96,37 @@ class Tagging(Task):
 
         Raises BertKerasError for a file in another format, with its line, and for a file without entities.
         """
-        corpus = conll.load_corpus(source, "train")
-        sentences = [sentence for document in corpus.documents for sentence in document]
-        scheme = conll.detect_scheme(sentences)
-        conll.check_tags(sentences, scheme)
-        tags = {tag for sentence in sentences for tag in conll.convert_tags(sentence.tags, "IOB2")}
-        if not (labels := tags - {OUTSIDE}):
-            raise BertKerasError(
-                f"{_get_file(sentences)} has no entities: every tag is O; give a file with entities."
-            )
+        unread = cls([OUTSIDE], scheme="IOB2", source=source, name=name, **options)
+        path, scheme = unread._span_file("train"), unread.scheme
+        if path is not None:
+            texts, rows = _read_spans(path)
+            about = f"the first text: {shortened(texts[0])}, tags: {' '.join(rows[0][:SHOWN])}"
+        else:
+            corpus = unread._corpus("train")
+            sentences = [sentence for document in corpus.documents for sentence in document]
+            path, scheme = Path(_get_file(sentences)), conll.detect_scheme(sentences)
+            conll.check_tags(sentences, scheme)
+            unread._units(corpus)  # refuses unmarked documents before any training
+            rows = [conll.convert_tags(sentence.tags, "IOB2") for sentence in sentences]
+            words, tags = (" ".join(part[:SHOWN]) for part in sentences[0][:2])
+            about = f"{scheme}; the first sentence: {words}; its tags: {tags}"
+        labels = {tag for tags in rows for tag in tags} - {OUTSIDE}
+        if not labels:
+            raise BertKerasError(f"{path} has no entities: every tag is O; give a file with entities.")
         made = cls([OUTSIDE, *sorted(labels)], scheme=scheme, source=source, name=name, **options)
-        made._units(corpus)  # refuses unmarked documents before any training
+        made._about = about
         return made
+
+    def about_data(self) -> str:
+        return self._about
+
+    def _span_file(self, split: str) -> Path | None:
+        """The file of a split if it has entities as spans, else None."""
+        path = None if self.source is None else split_file(self.source, split, conll.FILES)
+        return path if path is not None and spans.holds_spans(path) else None
+
+    def _corpus(self, split: str) -> Corpus:
+        return conll.load_corpus(self.source, split, word=self.word_column, tag=self.tag_column)
 
     def _units(self, corpus: Corpus) -> list[list[Sentence]]:
         """The documents or single sentences that are examples. Raises BertKerasError for unmarked documents."""
@@ -105,9 +142,14 @@ class Tagging(Task):
     def examples(self, split: str) -> tf.data.Dataset:
         """{"tokens": string [], "tags": string []}: words and their IOB2 tags, joined by spaces; newlines join sentences.
 
+        Texts with spans have "text", the text as it stands, in place of "tokens".
         Warns about tags that do not fit the scheme, and about tags that are not in the training file.
         """
-        units = self._units(conll.load_corpus(self.source, split))
+        if (path := self._span_file(split)) is not None:
+            texts, rows = _read_spans(path)
+            self._warn_of_unknown(rows, path)
+            return tf.data.Dataset.from_tensor_slices({TEXT: texts, TAGS: [*map(" ".join, rows)]})
+        units = self._units(self._corpus(split))
         sentences = [sentence for unit in units for sentence in unit]
         conll.check_tags(sentences, self.scheme)
         if odd := list(conll.find_misfits(sentences, self.scheme)):
@@ -117,19 +159,21 @@ class Tagging(Task):
                 stacklevel=2,
             )
         tags = [[conll.convert_tags(sentence.tags, "IOB2") for sentence in unit] for unit in units]
-        unknown = [tag for unit in tags for row in unit for tag in row if tag not in self.label_names]
-        if unknown:
-            warnings.warn(
-                f"{_get_file(sentences)}: {len(unknown)} words have tags that are not in the training file "
-                f"({', '.join(sorted(set(unknown)))}); they cannot be predicted",
-                stacklevel=2,
-            )
+        self._warn_of_unknown([row for unit in tags for row in unit], _get_file(sentences))
         words = [[sentence.words for sentence in unit] for unit in units]
 
         def join(column: list[list[list[str]]]) -> list[str]:
             return ["\n".join(map(" ".join, unit)) for unit in column]
 
         return tf.data.Dataset.from_tensor_slices({TOKENS: join(words), TAGS: join(tags)})
+
+    def _warn_of_unknown(self, rows: Sequence[Sequence[str]], where: object) -> None:
+        if unknown := [tag for row in rows for tag in row if tag not in self.label_names]:
+            warnings.warn(
+                f"{where}: {len(unknown)} words have tags that are not in the training file "
+                f"({', '.join(sorted(set(unknown)))}); they cannot be predicted",
+                stacklevel=3,
+            )
 
     def given(self, x: Any) -> dict[str, np.ndarray]:
         """The column "tokens" for lists of words, or "text" for strings, which the model splits into words."""
@@ -139,20 +183,52 @@ class Tagging(Task):
         return {TOKENS: _join_words(rows, "word")}
 
     def targets(self, y: Any, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The tags of each text in IOB2, a list for each list of words."""
+        """The tags of each text in IOB2: from a list of tags in any of SCHEMES for each list of words, or from spans for a text.
+
+        Spans are lists (start, end, label) in characters of the text, or dicts of these, as `spans.checked_spans` takes them.
+        """
+        rows = list_values(y)
         if TOKENS not in columns:
-            raise BertKerasError("tags need words: give each text as a list of words.")
-        tags = list_values(y)
-        for row, (words, given) in enumerate(zip(columns[TOKENS], tags, strict=False)):
-            if (count := len(words.split(b" "))) != len(list_values(given)):
+            return {TAGS: self._tag_texts(columns[TEXT], rows)}
+        tags = []
+        for row, (words, given) in enumerate(zip(columns[TOKENS], rows, strict=False)):
+            given = [tag.decode() if isinstance(tag, bytes) else tag for tag in list_values(given)]
+            if (count := len(words.split(b" "))) != len(given):
                 raise BertKerasError(
-                    f"row {row}: {count} words and {len(list_values(given))} tags; give one tag for each word."
+                    f"row {row}: {count} words and {len(given)} tags; give one tag for each word."
                 )
-            if unknown := [tag for tag in list_values(given) if tag not in self.label_names]:
+            wrong = [tag for tag in given if not isinstance(tag, str) or not conll.is_tag(tag)]
+            tags.append([] if wrong else conll.convert_tags(given, "IOB2"))
+            if unknown := wrong or [tag for tag in tags[-1] if tag not in self.label_names]:
                 raise BertKerasError(
                     f"row {row}: unknown tag {unknown[0]!r}; the tags are {', '.join(self.label_names)} (IOB2)."
                 )
-        return {TAGS: _join_words(tags, "tag")}
+        return {TAGS: _join_words(tags + rows[len(tags) :], "tag")}
+
+    def _tag_texts(self, texts: np.ndarray, rows: Sequence[Any]) -> np.ndarray:
+        """The tags of texts by their spans. Raises BertKerasError, with the row, for spans that do not fit the text."""
+        if len(rows) != len(texts):
+            raise BertKerasError(
+                f"there are {len(texts)} texts and {len(rows)} lists of entities; give one for each text."
+            )
+        wanted = (
+            'give a list of (start, end, "label") for each text, or each text as a list of words beside tags'
+        )
+        strings, found = [text.decode("utf-8", "replace") for text in texts], []
+        for row, (text, given) in enumerate(zip(strings, rows, strict=True)):
+            if isinstance(given, str | bytes | Mapping) or not hasattr(given, "__iter__"):
+                raise BertKerasError(f"row {row}: the entities are {shortened(given)}; {wanted}.")
+            given = list_values(given)
+            if given and all(isinstance(one, str | bytes) for one in given):
+                raise BertKerasError(f"row {row}: tags need words, and the text is a string; {wanted}.")
+            found.append(spans.checked_spans(given, text, f"row {row}"))
+            types = {label[2:] for label in self.label_names if label != OUTSIDE}
+            if unknown := [span.label for span in found[-1] if span.label not in types]:
+                raise BertKerasError(
+                    f"row {row}: unknown entity {unknown[0]!r}; the entities are {', '.join(sorted(types))}."
+                )
+        tags = _tag_words(strings, found, [f"row {row}" for row in range(len(rows))])
+        return np.array([" ".join(row).encode() for row in tags], object)
 
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
         """Windows of the text with `word_index`: raw [B] -> [W, S]."""
@@ -185,6 +261,7 @@ class Tagging(Task):
 
         "tags": string [B], joined like the words; a word without a token is O
         "entity_text", "entity_label": string [B, E], padded with ""
+        "entity_start", "entity_end": int32 [B, E], characters of the text, as Python slices it; padded with -1
         "entity_start_byte", "entity_end_byte": int32 [B, E], bytes of the text, the end exclusive; padded with -1
         "entity_score": float32 [B, E], the mean probability of its words; padded with 0
 
@@ -196,7 +273,10 @@ class Tagging(Task):
         tags = between + tf.gather(tf.constant(self.label_names), words.labels)
         rows, count = words.starts.value_rowids(), words.starts.nrows()
         joined = tf.strings.unsorted_segment_join(tags, rows, num_segments=count)
-        return {TAGS: joined} | decode_entities(words, self.label_names, letters)
+        found = {TAGS: joined} | decode_entities(words, self.label_names, letters)
+        for name in ("entity_start", "entity_end"):
+            found[name] = to_characters(take_text(raw), found[f"{name}_byte"])
+        return found
 
     def evaluate(self, predictions: Arrays, raw: Arrays) -> Iterator[tuple[str, float]]:
         """Yields F1, precision and recall of entities, and the accuracy of tags."""
@@ -208,21 +288,19 @@ class Tagging(Task):
         yield "accuracy", metrics.accuracy(np.concatenate(gold), np.concatenate(predicted))
 
     def record(self, decoded: Arrays) -> dict[str, Any]:
-        """The entities with text, label, bytes and score, and the tags of the words."""
+        """The entities with text, label, characters, bytes and score, and the tags of the words."""
         columns = (plain(decoded[name]) for name in ENTITY)
-        names = ("text", "label", "start", "end", "score")
-        entities = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+        entities = [dict(zip(_ENTITY, values, strict=True)) for values in zip(*columns, strict=True)]
         found = [entity for entity in entities if entity["start"] >= 0]
         return {"entities": found, TAGS: plain(decoded[TAGS])}
 
     def show(self, example: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, str]:
         """The text with its entities marked: "[Ada Lovelace PER] met ..."."""
-        text = example[TEXT].encode()
+        text = example[TEXT]
         for entity in reversed(record["entities"]):
             start, end = entity["start"], entity["end"]
-            marked = b"[%s %s]" % (text[start:end], entity["label"].encode())
-            text = text[:start] + marked + text[end:]
-        return {TEXT: text.decode("utf-8", "replace")}
+            text = f"{text[:start]}[{text[start:end]} {entity['label']}]{text[end:]}"
+        return {TEXT: text}
 
     def report(self, predictions: Arrays, raw: Arrays) -> Iterator[Table]:
         """F1 by type, and the most confident wrong entities."""
@@ -252,9 +330,8 @@ class Tagging(Task):
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "Tagging":
-        kept = checked_fields(
-            kept, {"name": one_of(cls.names), "labels": list_of(WORD), **cls.kinds}, where="task"
-        )
+        kinds = {"name": one_of(cls.names), "labels": list_of(WORD), **cls.kinds}
+        kept = checked_fields(kept, kinds, where="task", optional=cls.optional)
         labels = [OUTSIDE, *(label for label in kept["labels"] if re.fullmatch("[BI]-.+", label, re.DOTALL))]
         if list(kept["labels"]) != labels or len({*labels}) < len(labels):
             raise BertKerasError(
@@ -271,12 +348,46 @@ def _join_words(rows: Sequence[Any], kind: str) -> np.ndarray:
         if not words:
             raise BertKerasError(f"row {row} has no {kind}; give at least one.")
         for word in words:
-            if not isinstance(word, str) or word.split() != [word]:
+            if not isinstance(word, str) or not conll.is_word(word):
                 raise BertKerasError(
-                    f"row {row}: {word!r} is not one {kind}; give a string without white space."
+                    f"row {row}: {word!r} is not one {kind}; give a string without spaces, tabs and line ends."
                 )
         joined.append(" ".join(words).encode())
     return np.array(joined, object)
+
+
+def _read_spans(path: Path) -> tuple[list[str], list[list[str]]]:
+    """The texts of a file with spans, and the IOB2 tags of their words."""
+    read = spans.read_spans(path)
+    texts = [one.text for one in read]
+    return texts, _tag_words(texts, [one.spans for one in read], [one.where for one in read])
+
+
+def _tag_words(
+    texts: Sequence[str], found: Sequence[Sequence[Span]], where: Sequence[str]
+) -> list[list[str]]:
+    """The IOB2 tags of the words into which the model splits the texts. Warns about spans that end inside of a word.
+
+    Raises BertKerasError, with the row, for a text without words.
+    """
+    made, uneven = list[list[str]](), list[str]()
+    for first in range(0, len(texts), CHUNK):
+        starts, ends = (part.to_list() for part in split_text(tf.constant(texts[first : first + CHUNK])))
+        for i, words in enumerate(zip(starts, ends, strict=True), start=first):
+            if not words[0]:
+                raise BertKerasError(
+                    f"{where[i]}: the text {shortened(texts[i])} has no words; leave it out."
+                )
+            tags, odd = spans.tag_words(texts[i], found[i], *words)
+            made.append(tags)
+            uneven += [f"{where[i]}: {shortened(texts[i][span.start : span.end])}" for span in odd]
+    if uneven:
+        warnings.warn(
+            f"{uneven[0]} is the first of {len(uneven)} entities, among {sum(map(len, found))}, that do not start and end with a "
+            "word; whole words are tagged",
+            stacklevel=4,
+        )
+    return made
 
 
 def _get_file(sentences: Sequence[Sentence]) -> str:
@@ -285,89 +396,3 @@ def _get_file(sentences: Sequence[Sentence]) -> str:
 
 def _split_sentences(tags: Iterable[bytes]) -> list[list[str]]:
     return [sentence.split(" ") for text in tags for sentence in text.decode().split("\n")]
-
-
-# -----------------------------------------------------------------------------------------------------------
-# Decoding, in graph: logits of tokens into the tags of words, and these into entities
-
-
-class TaggedWords(NamedTuple):
-    """All words [N] of a batch, with their predicted label ids and probabilities.
-
-    starts, ends: ragged int32 [B, (N)], bytes
-    first_in_row, first_in_sentence: bool [N]
-    """
-
-    starts: tf.RaggedTensor
-    ends: tf.RaggedTensor
-    labels: tf.Tensor
-    scores: tf.Tensor
-    first_in_row: tf.Tensor
-    first_in_sentence: tf.Tensor
-
-
-def decode_words(outputs: tf.Tensor, features: Features, raw: Raw, letters: "Letters") -> TaggedWords:
-    """Logits float32 [W, S, C] -> the words of the batch. A word without a token gets label 0 and score 0."""
-    at = tf.where(features[WORD_INDEX] >= 0)
-    best = tf.gather_nd(tf.nn.softmax(outputs), at)  # [P, C], for the words with a token
-    starts, ends = find_words(raw)
-    row = tf.gather(features[EXAMPLE_INDEX], at[:, 0])
-    word = tf.gather(starts.row_starts(), row) + tf.cast(tf.gather_nd(features[WORD_INDEX], at), tf.int64)
-    size = tf.shape(starts.values, out_type=tf.int64)
-    labels = tf.scatter_nd(word[:, tf.newaxis], tf.argmax(best, axis=-1, output_type=tf.int32), size)
-    scores = tf.scatter_nd(word[:, tf.newaxis], tf.reduce_max(best, axis=-1), size)
-    first_in_row = starts.value_rowids() > tf.concat([[-1], starts.value_rowids()[:-1]], axis=0)
-    first_in_sentence = first_in_row
-    if TOKENS in raw:
-        before = letters.at(starts.with_values(tf.maximum(starts.values - 1, 0)))
-        first_in_sentence |= tf.equal(before, "\n")
-    return TaggedWords(starts, ends, labels, scores, first_in_row, first_in_sentence)
-
-
-def decode_entities(
-    words: TaggedWords, label_names: Sequence[str], letters: "Letters"
-) -> dict[str, tf.Tensor]:
-    """The entities of the words' IOB2 tags, [B, E], as in `Tagging.decode`."""
-    prefixes, kinds = zip(*[label.partition("-")[::2] for label in label_names], strict=True)
-    types = sorted({*kinds} - {""})
-    kind = tf.gather([types.index(kind) if kind else -1 for kind in kinds], words.labels)
-    begins = tf.gather([prefix == "B" for prefix in prefixes], words.labels)
-    before = tf.where(words.first_in_sentence, -1, tf.concat([[-1], kind[:-1]], axis=0))
-    first = (kind >= 0) & (begins | (kind != before))
-    inside = tf.where(kind >= 0)[:, 0]
-    entity = tf.gather(tf.cumsum(tf.cast(first, tf.int32)) - 1, inside)
-    first, last = tf.where(first)[:, 0], tf.math.segment_max(inside, entity)
-
-    starts, ends = words.starts, words.ends
-    rows = tf.gather(starts.value_rowids(), first)
-    start, end = tf.gather(starts.values, first), tf.gather(ends.values, last)
-    text, label = letters.cut(rows, start, end), tf.gather(tf.constant(types), tf.gather(kind, first))
-    score = tf.math.segment_mean(tf.gather(words.scores, inside), entity)
-
-    def pad(values: tf.Tensor, padding: Any) -> tf.Tensor:
-        """[N] -> [B, E]."""
-        return tf.RaggedTensor.from_value_rowids(values, rows, nrows=starts.nrows()).to_tensor(padding)
-
-    columns = (pad(text, ""), pad(label, ""), pad(start, -1), pad(end, -1), pad(score, 0.0))
-    return dict(zip(ENTITY, columns, strict=True))
-
-
-class Letters:
-    """The bytes of all texts [B] in one list, so that `cut` copies only the bytes that it returns."""
-
-    def __init__(self, text: tf.Tensor) -> None:
-        letters = tf.strings.bytes_split(text)
-        self._letters, self._starts = letters.values, letters.row_starts()
-
-    def at(self, offsets: tf.RaggedTensor) -> tf.Tensor:
-        """The bytes at offsets: ragged int32 [B, (N)] -> string [N]."""
-        starts = tf.gather(self._starts, offsets.value_rowids())
-        return tf.gather(self._letters, starts + tf.cast(offsets.values, tf.int64))
-
-    def cut(self, rows: tf.Tensor, starts: tf.Tensor, ends: tf.Tensor) -> tf.Tensor:
-        """The bytes from `starts` to `ends` of the texts in `rows`: all [E] -> string [E]."""
-        first = tf.gather(self._starts, rows)
-        spans = tf.ragged.range(first + tf.cast(starts, tf.int64), first + tf.cast(ends, tf.int64))
-        return tf.strings.unsorted_segment_join(
-            tf.gather(self._letters, spans.values), spans.value_rowids(), num_segments=tf.size(starts)
-        )

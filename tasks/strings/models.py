@@ -131,10 +131,11 @@ def question_answerer(
 
     unanswerable: True where a question may have no answer, as in SQuAD 2.0
     feature_layers: as in `classifier`
-    options: the fields of SquadOptions: doc_stride, max_query_length, max_answer_length, n_best; and those of a BiLSTM on
-        feature_layers, as in `classifier`
+    options: the fields of SquadOptions: doc_stride, max_query_length, max_answer_length, n_best, answer_language; and those of a
+        BiLSTM on feature_layers, as in `classifier`
 
-    Texts: the columns "question" and "context". Predictions: "answer", "score", "start_byte", "end_byte" [N], the n best.
+    Texts: the columns "question" and "context". Predictions: "answer", "score", "start", "end" [N] in characters of the context,
+    "start_byte", "end_byte" [N], the n best.
     """
     bilstm = {name: options.pop(name) for name in BILSTM_SETTINGS if name in options}
     chosen = dataclasses.asdict(SquadOptions(**options))
@@ -157,8 +158,9 @@ def tagger(
     entities: the types, such as ["PER", "LOC"]; the tags are "O" and, for each type, "B-TYPE" and "I-TYPE"
     feature_layers, bilstm: as in `classifier`
 
-    `fit` takes lists of words and lists of tags; `predict` takes these or strings, which the model splits into words.
-    Predictions: "tags" [N], joined like the words, and "entity_text", "entity_label", "entity_score" and bytes [N, E].
+    `fit` takes lists of words and lists of tags, or strings and lists of (start, end, label) in characters; `predict` takes words
+    or strings, which the model splits into words. Predictions: "tags" [N], joined like the words, and "entity_text",
+    "entity_label", "entity_score", "entity_start", "entity_end" in characters, and bytes [N, E].
     """
     if not entities or isinstance(entities, str):
         raise BertKerasError('give the types of entities as a list, for example ["PER", "LOC"].')

@@ -4,6 +4,7 @@ In: lists, arrays and data frames (tasks/data/columns.py), or a tf.data.Dataset 
 Out: columns [N] of texts, labels and weights, or a data set of them in batches.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,12 +12,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from bert_keras.errors import BertKerasError
+from bert_keras.errors import BertKerasError, first_names
 from bert_keras.features import INPUT_WORD_IDS, RENAMED, check_names
 from bert_keras.fields import checked_value
 from bert_keras.io.files import data_errors
 from bert_keras.tasks.batches import EMPTY
 from bert_keras.tasks.data.columns import list_values
+from bert_keras.tasks.data.glue import LABEL
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.task import Problem, Raw
 from bert_keras.text.preprocessing import Preprocessor
@@ -24,6 +26,7 @@ from bert_keras.text.preprocessing import Preprocessor
 SAMPLE_WEIGHT = "sample_weight"
 BATCH_SIZE = Hparams.batch_size
 DATA_SETS = (tf.data.Dataset, tf.distribute.DistributedDataset)  # the latter only of features
+MANY = 20  # texts whose classes are in blocks because somebody sorted them
 CUT_SAMPLE = 1_000  # examples that are looked at for texts that are cut
 
 
@@ -172,7 +175,33 @@ def split_texts(
         raise BertKerasError(f"validation_split {fraction} leaves no texts on one side of {count}.")
 
     sides = (take_rows(columns, slice(first)), take_rows(columns, slice(first, None)))
+    if why := _find_order(problem, *(side.get(LABEL) for side in sides)):
+        warnings.warn(
+            f"validation_split takes the last {count - first:,} of {count:,} texts, and {why}; if the texts are sorted, shuffle "
+            "texts and labels before fit, or give validation_data",
+            stacklevel=4,
+        )
     return tuple((side, None, None) for side in sides)
+
+
+def _find_order(problem: Problem, first: np.ndarray | None, last: np.ndarray | None) -> str:
+    """A sign of sorted labels: the last ones lie apart from the first, or all of them are in blocks; else ""."""
+    if first is None or last is None or first.ndim > 1:
+        return ""
+    if not problem.classes:
+        apart = (
+            first.dtype.kind == "f"
+            and len(last) > 1
+            and (last.min() > first.max() or last.max() < first.min())
+        )
+        return "their scores are all above or all below the others" if apart else ""
+    if new := sorted({*last.tolist()} - {*first.tolist()}):
+        return f"the others have no label {first_names(problem.classes[label] for label in new)}"
+    every = np.concatenate([first, last])
+    blocks = 1 + np.count_nonzero(np.diff(every))
+    if len(every) >= MANY and 1 < blocks == len(np.unique(every)):
+        return f"each label's texts stand together, {problem.classes[int(last[-1])]} at the end"
+    return ""
 
 
 # -----------------------------------------------------------------------------------------------------------

@@ -333,6 +333,10 @@ class TextModel(text_model_parts.Described, TrainingSteps, keras.Model):
             predictions, _ = self._predict_examples(examples, batch_size=size, progress=shown.add)
         return {name: text_model_parts.decode_strings(values) for name, values in predictions.items()}
 
+    def records(self, x: Any, batch_size: int | None = None) -> list[dict[str, Any]]:
+        """The predictions of each text as plain values, as `bert-keras predict` prints them in JSON: entities are dicts."""
+        return text_model_parts.list_records(self.problem, self.predict(x, batch_size, verbose=0))
+
     def train_on_batch(
         self,
         x: Any,

@@ -127,6 +127,12 @@ def decode_strings(values: np.ndarray) -> np.ndarray:
     return np.array(decoded, object).reshape(values.shape)
 
 
+def list_records(task: Task, predictions: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+    """The predictions [N, ...] of a task as a record for each example."""
+    count = len(next(iter(predictions.values())))
+    return [task.record({name: values[i] for name, values in predictions.items()}) for i in range(count)]
+
+
 def choose_verbosity(verbose: Any) -> Any:
     """Keras' "auto" with lines in place of a bar where no bar can be drawn: Keras fills logs with control characters."""
     if verbose != "auto":

@@ -35,7 +35,8 @@ from bert_keras.tasks.options import AblationOptions, ApproachOptions
 from bert_keras.tasks.runs.run_folder import task_type
 from bert_keras.tasks.study import grid
 from bert_keras.tasks.study.grid import Cell, Outcome
-from bert_keras.tasks.study.report import FIGURES, Comparison, compare, write_comparison
+from bert_keras.tasks.study.paper import FIGURES
+from bert_keras.tasks.study.report import Comparison, compare, write_comparison
 from bert_keras.tasks.study.rows import (
     APPROACHES,
     FINE_TUNING,

@@ -47,8 +47,8 @@ PROBE = Layout(
 )
 PICTURE = "results.png"
 # Probe -> the column of its labels in a file of CoNLL-2003's format, and the least and the largest number of columns. With five,
-# as in German CoNLL-2003, lemmas are in column 1.
-COLUMNS = {"pos": (1, 3, 4), "chunk": (2, 3, 4), "entities": (-1, 2, None)}
+# as in German CoNLL-2003, lemmas are in column 2.
+COLUMNS = {"pos": ("2", 3, 4), "chunk": ("3", 3, 4), "entities": (None, 2, None)}
 # Probes of one text: GLUE's tasks with classes.
 TEXTS = tuple(name for name, row in ROWS.items() if len(row.text) == 1 and row.labels)
 CHECKPOINT, RANDOM = "checkpoint", "random weights"
@@ -125,8 +125,8 @@ def _labels(examples: Sequence[Example]) -> np.ndarray:
 def _read(name: str, path: str | pathlib.Path, split: str) -> list[Example]:
     """The sentences of a split with the labels of their words, or its labelled texts."""
     if name in COLUMNS:
-        column, least, most = COLUMNS[name]
-        found = read_corpus(split_file(path, split, FILES), column=column, least=least, most=most)
+        tag, least, most = COLUMNS[name]
+        found = read_corpus(split_file(path, split, FILES), tag=tag, least=least, most=most)
         sentences = itertools.chain.from_iterable(found.documents)
         return [Example({TOKENS: " ".join(one.words).encode()}, one.tags) for one in sentences]
     task = TextClassification.open(name, path)

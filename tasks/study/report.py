@@ -1,8 +1,6 @@
-"""Reports of studies: tables to print, the content of results.json, a plot with a dot for each run, and the paper's own results.
+"""Reports of studies: tables to print, the content of results.json, and a plot with a dot for each run.
 
 A protocol has a Summary of each task, with the best run; an ablation is a Comparison of its rows.
-
-Source: Devlin et al. 2019, tables 1 to 4 and 7; tables 5, 6 and 8 are in tasks/study/rows.py.
 """
 
 import dataclasses
@@ -13,9 +11,9 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bert_keras.model.choices import LAYERS
 from bert_keras.tasks.metrics import Ordering, Table, in_percent, ordering
 from bert_keras.tasks.study.grid import Outcome, write_results
+from bert_keras.tasks.study.paper import paper_table
 from bert_keras.tasks.task import Task
 
 PICTURE = "results.png"
@@ -236,8 +234,9 @@ class Comparison:
     """The rows of an ablation, from several restarts on each task.
 
     measures: the name of the measure of each task
-    values: row -> task -> the measure of each restart in percent; a run whose loss diverged has none
-    failed: run -> the reason why it diverged or is degenerate; degenerate runs have a measure
+    values: row -> task -> the measure of each run that learned, in percent
+    stuck: row -> task -> that of each run that failed to learn; None for one whose loss diverged
+    failed: run -> the reason why it failed to learn
     figures: row and task -> the paper's measure
     pairs: task, better row and worse row, as the paper has them
     baselines: the measure of the most common answer in percent, by task; None with pre-training
@@ -248,6 +247,7 @@ class Comparison:
     title: str
     measures: Mapping[str, str]
     values: Mapping[str, Mapping[str, Sequence[float]]]
+    stuck: Mapping[str, Mapping[str, Sequence[float | None]]]
     failed: Mapping[str, str]
     figures: Mapping[tuple[str, str], float]
     pairs: Sequence[tuple[str, str, str]]
@@ -255,11 +255,10 @@ class Comparison:
     perplexities: Mapping[str, float | None] | None = None
 
     def orderings(self) -> list[Compared]:
-        """The pairs, without those with a row without runs."""
+        """The pairs; a pair with a row of which no run learned has no difference."""
         return [
-            Compared(task, better, worse, ordering(first, second))
+            Compared(task, better, worse, ordering(self.values[better][task], self.values[worse][task]))
             for task, better, worse in self.pairs
-            if (first := self.values[better][task]) and (second := self.values[worse][task])
         ]
 
 
@@ -274,17 +273,22 @@ def compare(
     about: the other fields of Comparison
     """
     measures, figures = about["measures"], about["figures"]
-    values, failed = dict[str, dict[str, list[float]]](), {}
+    values, stuck, failed = dict[str, dict[str, Any]](), dict[str, dict[str, Any]](), {}
     for one in outcomes:
         if not one.task:
             continue
         row = one.place["row"]
-        of_row = values.setdefault(row, {task: [] for task in tasks})
-        if one.degenerate is not None:
-            failed[f"{one.task}, {row}, seed {one.place['seed']}"] = one.degenerate
-        if one.measures:
-            measure = one.measures[measures[one.task]]
-            of_row[one.task].append(in_percent(measure, kind=tasks[one.task].kind))
+        for kept in (values, stuck):
+            kept.setdefault(row, {task: [] for task in tasks})
+        measure = one.measures.get(measures[one.task])
+        if measure is not None:
+            measure = in_percent(measure, kind=tasks[one.task].kind)
+        if measure is not None and one.degenerate is None:
+            values[row][one.task].append(measure)
+        else:
+            stuck[row][one.task].append(measure)
+            why = one.degenerate or f"no {measures[one.task]}"
+            failed[f"{one.task}, {row}, seed {one.place['seed']}"] = why
     ordered = []
     for task, (better, worse) in itertools.product(tasks, pairs):
         first, second = (figures.get((row, task)) for row in (better, worse))
@@ -293,7 +297,7 @@ def compare(
             ordered.append((task, better, worse))
         elif first < second:
             ordered.append((task, worse, better))
-    return Comparison(values=values, failed=failed, pairs=ordered, **about)
+    return Comparison(values=values, stuck=stuck, failed=failed, pairs=ordered, **about)
 
 
 def comparison_json(found: Comparison) -> dict[str, Any]:
@@ -301,14 +305,19 @@ def comparison_json(found: Comparison) -> dict[str, Any]:
     tasks = []
     for task, measure in found.measures.items():
         rows = [
-            {"row": row, "measures": [*values[task]], "paper": found.figures.get((row, task))}
+            {
+                "row": row,
+                "measures": [*values[task]],
+                "degenerate": [*found.stuck[row][task]],
+                "paper": found.figures.get((row, task)),
+            }
             for row, values in found.values.items()
         ]
         baseline = {} if found.baselines is None else {"most_common_answer": found.baselines[task]}
         tasks.append({"task": task, "measure": measure, **baseline, "rows": rows})
     orderings = [
-        {"task": one.task, "better": one.better, "worse": one.worse, **one.found._asdict()}
-        | ({"error": None} if math.isnan(one.found.error) else {})  # JSON has no NaN
+        {"task": one.task, "better": one.better, "worse": one.worse}
+        | {name: None if value != value else value for name, value in one.found._asdict().items()}  # NaN
         for one in found.orderings()
     ]
     made = {"ablation": found.name, "tasks": tasks, "orderings": orderings, "failed": dict(found.failed)}
@@ -323,12 +332,13 @@ def comparison_tables(found: Comparison) -> list[Table]:
         columns["held-out perplexity"] = ["-" if one is None else f"{one:.1f}" for one in values]
     for task, measure in found.measures.items():
         cells = [
-            _spread(values[task], found.figures.get((row, task))) for row, values in found.values.items()
+            _spread(values[task], len(found.stuck[row][task]), found.figures.get((row, task)))
+            for row, values in found.values.items()
         ]
         baseline = [] if found.baselines is None else [f"{found.baselines[task]:.1f}"]
         columns[f"{task}, {measure}"] = cells + baseline
     names = [*found.values, *([] if found.baselines is None else ["most common answer"])]
-    title = f"{found.title}: mean, standard deviation and (the paper's), dev, percent"
+    title = f"{found.title}: mean and standard deviation of the runs that learned, and (the paper's), dev, percent"
     if len(columns) > len(names):  # many tasks read better as rows
         made = [Table(title, ("task", *names), [(name, *cells) for name, cells in columns.items()])]
     else:
@@ -337,8 +347,8 @@ def comparison_tables(found: Comparison) -> list[Table]:
         (
             one.task,
             f"{one.better} over {one.worse}",
-            f"{one.found.difference:+.2f}",
-            f"{one.found.error:.2f}",
+            "-" if math.isnan(one.found.difference) else f"{one.found.difference:+.2f}",
+            "-" if math.isnan(one.found.error) else f"{one.found.error:.2f}",
             one.found.verdict,
         )
         for one in found.orderings()
@@ -346,101 +356,32 @@ def comparison_tables(found: Comparison) -> list[Table]:
     heads = ("task", "expected order", "difference", "standard error", "here")
     made.append(Table("orderings; they hold or fail at the 5 % level (Welch's t-test)", heads, orderings))
     if found.failed:
-        why = "runs that failed to learn; the means have them, unless their loss diverged"
-        made.append(Table(why, ("run", "why"), [*found.failed.items()]))
+        title = f"{len(found.failed)} runs failed to learn, which the means leave out; {ADVICE}"
+        made.append(Table(title, ("run", "why"), [*found.failed.items()]))
     return made
 
 
-def _spread(values: Sequence[float], figure: float | None) -> str:
-    """The mean, the standard deviation and, in brackets, the paper's figure."""
-    if not values:
-        return "-"
+def _spread(values: Sequence[float], failed: int, figure: float | None) -> str:
+    """The mean, the standard deviation, the runs that failed to learn and, in brackets, the paper's figure."""
     spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.1f}{spread}" + ("" if figure is None else f" ({figure})")
+    mean = f"{statistics.fmean(values):.1f}{spread}" if values else "-"
+    stuck = f", {failed} of {failed + len(values)} failed" if failed else ""
+    return mean + stuck + ("" if figure is None else f" ({figure})")
 
 
 def write_comparison(found: Comparison, output: pathlib.Path) -> None:
     """Writes results.png, a plot of all runs with a line for the most common answer, and then results.json."""
     titles = {task: f"{task}, {measure}" for task, measure in found.measures.items()}
     panels = {
-        title: {row: [Dot(value) for value in values[task]] for row, values in found.values.items()}
+        title: {
+            row: [
+                *map(Dot, values[task]),
+                *(Dot(value, True) for value in found.stuck[row][task] if value is not None),
+            ]
+            for row, values in found.values.items()
+        }
         for task, title in titles.items()
     }
     baselines = found.baselines and {titles[task]: value for task, value in found.baselines.items()}
     draw(panels, output / PICTURE, label="dev, %", baselines=baselines)
     write_results(output, comparison_json(found))
-
-
-# -----------------------------------------------------------------------------------------------------------
-# The paper's results
-
-
-class Figure(NamedTuple):
-    """One result of the paper, in percent.
-
-    model: "base" and "large" are single models; an ensemble has 7 systems of different pre-trainings and seeds
-    """
-
-    task: str
-    table: int
-    model: str
-    split: str
-    measure: str
-    value: float
-
-
-_GLUE = {
-    "base": (84.6, 83.4, 71.2, 90.5, 93.5, 52.1, 85.8, 88.9, 66.4),
-    "large": (86.7, 85.9, 72.1, 92.7, 94.9, 60.5, 86.5, 89.3, 70.1),
-}
-_GLUE_TASKS = ("mnli", "mnli", "qqp", "qnli", "sst2", "cola", "stsb", "mrpc", "rte")
-_GLUE_SPLITS = ("test matched", "test mismatched", *["test"] * 7)
-_GLUE_MEASURES = "accuracy accuracy f1 accuracy accuracy matthews spearman f1 accuracy".split()
-_GLUE_COLUMNS = [*zip(_GLUE_TASKS, _GLUE_SPLITS, _GLUE_MEASURES, strict=True)]
-# Task, table, model, split: exact match and F1.
-_SQUAD = {
-    ("squad1.1", 2, "base", "dev"): (80.8, 88.5),
-    ("squad1.1", 2, "large", "dev"): (84.1, 90.9),
-    ("squad1.1", 2, "large, ensemble", "dev"): (85.8, 91.8),
-    ("squad1.1", 2, "large, TriviaQA first", "dev"): (84.2, 91.1),
-    ("squad1.1", 2, "large, TriviaQA first", "test"): (85.1, 91.8),
-    ("squad1.1", 2, "large, ensemble, TriviaQA first", "dev"): (86.2, 92.2),
-    ("squad1.1", 2, "large, ensemble, TriviaQA first", "test"): (87.4, 93.2),
-    ("squad2.0", 3, "large", "dev"): (78.7, 81.9),
-    ("squad2.0", 3, "large", "test"): (80.0, 83.1),
-}
-FIGURES = (
-    *(
-        Figure(task, 1, model, split, measure, value)
-        for model, values in _GLUE.items()
-        for (task, split, measure), value in zip(_GLUE_COLUMNS, values, strict=True)
-    ),
-    *(
-        Figure(*place, measure, value)
-        for place, values in _SQUAD.items()
-        for measure, value in zip(("exact_match", "f1"), values, strict=True)
-    ),
-    Figure("swag", 4, "base", "dev", "accuracy", 81.6),
-    Figure("swag", 4, "large", "dev", "accuracy", 86.6),
-    Figure("swag", 4, "large", "test", "accuracy", 86.3),
-    Figure("conll2003", 7, "base", "dev", "f1", 96.4),
-    Figure("conll2003", 7, "base", "test", "f1", 92.4),
-    *(
-        Figure("conll2003", 7, f"base, features: {layers}", "dev", "f1", value)
-        for layers, value in zip(LAYERS, (91.0, 95.6, 94.9, 95.9, 96.1, 95.5), strict=True)
-    ),
-    Figure("conll2003", 7, "large", "dev", "f1", 96.6),
-    Figure("conll2003", 7, "large", "test", "f1", 92.8),
-)
-
-
-def paper_table(tasks: Sequence[str]) -> Table | None:
-    """The paper's results for these tasks as a table; None if it has none."""
-    rows = [
-        (one.task, f"BERT {one.model}", one.split, one.measure, f"{one.value:.1f}", f"Table {one.table}")
-        for task in tasks
-        for one in FIGURES
-        if one.task == task
-    ]
-    columns = ("task", "model", "split", "measure", "percent", "source")
-    return Table("the paper's own results, on all data", columns, rows) if rows else None

@@ -1,0 +1,97 @@
+"""Decoding of tags, in graph: logits of tokens into the tags of words, and these into the entities of a text."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from bert_keras.features import EXAMPLE_INDEX, WORD_INDEX
+from bert_keras.tasks.task import Features, Raw
+from bert_keras.text.words import TOKENS, find_words
+
+
+class TaggedWords(NamedTuple):
+    """All words [N] of a batch, with their predicted label ids and probabilities.
+
+    starts, ends: ragged int32 [B, (N)], bytes
+    first_in_row, first_in_sentence: bool [N]
+    """
+
+    starts: tf.RaggedTensor
+    ends: tf.RaggedTensor
+    labels: tf.Tensor
+    scores: tf.Tensor
+    first_in_row: tf.Tensor
+    first_in_sentence: tf.Tensor
+
+
+def decode_words(outputs: tf.Tensor, features: Features, raw: Raw, letters: "Letters") -> TaggedWords:
+    """Logits float32 [W, S, C] -> the words of the batch. A word without a token gets label 0 and score 0."""
+    at = tf.where(features[WORD_INDEX] >= 0)
+    best = tf.gather_nd(tf.nn.softmax(outputs), at)  # [P, C], for the words with a token
+    starts, ends = find_words(raw)
+    row = tf.gather(features[EXAMPLE_INDEX], at[:, 0])
+    word = tf.gather(starts.row_starts(), row) + tf.cast(tf.gather_nd(features[WORD_INDEX], at), tf.int64)
+    size = tf.shape(starts.values, out_type=tf.int64)
+    labels = tf.scatter_nd(word[:, tf.newaxis], tf.argmax(best, axis=-1, output_type=tf.int32), size)
+    scores = tf.scatter_nd(word[:, tf.newaxis], tf.reduce_max(best, axis=-1), size)
+    first_in_row = starts.value_rowids() > tf.concat([[-1], starts.value_rowids()[:-1]], axis=0)
+    first_in_sentence = first_in_row
+    if TOKENS in raw:
+        before = letters.at(starts.with_values(tf.maximum(starts.values - 1, 0)))
+        first_in_sentence |= tf.equal(before, "\n")
+    return TaggedWords(starts, ends, labels, scores, first_in_row, first_in_sentence)
+
+
+def decode_entities(
+    words: TaggedWords, label_names: Sequence[str], letters: "Letters"
+) -> dict[str, tf.Tensor]:
+    """The entities of the words' IOB2 tags, [B, E], as in `Tagging.decode`, without their characters."""
+    prefixes, kinds = zip(*[label.partition("-")[::2] for label in label_names], strict=True)
+    types = sorted({*kinds} - {""})
+    kind = tf.gather([types.index(kind) if kind else -1 for kind in kinds], words.labels)
+    begins = tf.gather([prefix == "B" for prefix in prefixes], words.labels)
+    before = tf.where(words.first_in_sentence, -1, tf.concat([[-1], kind[:-1]], axis=0))
+    first = (kind >= 0) & (begins | (kind != before))
+    inside = tf.where(kind >= 0)[:, 0]
+    entity = tf.gather(tf.cumsum(tf.cast(first, tf.int32)) - 1, inside)
+    first, last = tf.where(first)[:, 0], tf.math.segment_max(inside, entity)
+
+    starts, ends = words.starts, words.ends
+    rows = tf.gather(starts.value_rowids(), first)
+    start, end = tf.gather(starts.values, first), tf.gather(ends.values, last)
+    text, label = letters.cut(rows, start, end), tf.gather(tf.constant(types), tf.gather(kind, first))
+    score = tf.math.segment_mean(tf.gather(words.scores, inside), entity)
+
+    def pad(values: tf.Tensor, padding: Any) -> tf.Tensor:
+        """[N] -> [B, E]."""
+        return tf.RaggedTensor.from_value_rowids(values, rows, nrows=starts.nrows()).to_tensor(padding)
+
+    return {
+        "entity_text": pad(text, ""),
+        "entity_label": pad(label, ""),
+        "entity_start_byte": pad(start, -1),
+        "entity_end_byte": pad(end, -1),
+        "entity_score": pad(score, 0.0),
+    }
+
+
+class Letters:
+    """The bytes of all texts [B] in one list, so that `cut` copies only the bytes that it returns."""
+
+    def __init__(self, text: tf.Tensor) -> None:
+        letters = tf.strings.bytes_split(text)
+        self._letters, self._starts = letters.values, letters.row_starts()
+
+    def at(self, offsets: tf.RaggedTensor) -> tf.Tensor:
+        """The bytes at offsets: ragged int32 [B, (N)] -> string [N]."""
+        starts = tf.gather(self._starts, offsets.value_rowids())
+        return tf.gather(self._letters, starts + tf.cast(offsets.values, tf.int64))
+
+    def cut(self, rows: tf.Tensor, starts: tf.Tensor, ends: tf.Tensor) -> tf.Tensor:
+        """The bytes from `starts` to `ends` of the texts in `rows`: all [E] -> string [E]."""
+        first = tf.gather(self._starts, rows)
+        spans = tf.ragged.range(first + tf.cast(starts, tf.int64), first + tf.cast(ends, tf.int64))
+        return tf.strings.unsorted_segment_join(
+            tf.gather(self._letters, spans.values), spans.value_rowids(), num_segments=tf.size(starts)
+        )
