@@ -374,7 +374,8 @@ def test_a_space_before_the_first_word(folder, learned):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"add_prefix_space": True}))
     found = checkpoints.load_tokenizer(folder)
     assert found.encode("low low") == found.encode(" low low")
-    assert [row.to_list() for row in found.tokenize_with_offsets(["low"])][1:] == [[[0]], [[3]]]
+    _, starts, ends = (row.values.numpy() for row in found.tokenize_with_offsets(["low"]))
+    assert (starts[0], ends[-1]) == (0, 3)
     write_tokenizer(found.to_vocabulary(), folder)
     theirs = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert theirs.encode("low low", add_special_tokens=False).ids == found.encode("low low")

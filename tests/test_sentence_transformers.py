@@ -63,8 +63,9 @@ def test_vectors_follow_the_folder(tmp_path, pooling, l2):
     assert wanted == ("max", False, 5)
 
 
+@pytest.mark.parity
 def test_vectors_are_those_of_transformers_states(tmp_path):
-    torch, transformers = (pytest.importorskip(name) for name in ("torch", "transformers"))
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     path = write(tmp_path / "st")
     tokenizer = transformers.BertTokenizer.from_pretrained(path)
     given = tokenizer(TEXTS, padding=True, truncation=True, max_length=7, return_tensors="pt")
@@ -88,6 +89,18 @@ def test_vectors_are_those_of_transformers_states(tmp_path):
 )
 def test_other_vectors_are_refused_by_name(tmp_path, changes, said):
     refused(said, bk.embedder, write(tmp_path / "st", **changes))
+
+
+def test_an_encoder_in_a_folder_of_its_own(tmp_path):
+    """0_Transformer, as older versions wrote it."""
+    path = write(tmp_path / "st")
+    wanted = bk.embedder(path).predict(TEXTS, verbose=0)["embedding"]
+    (path / "0_Transformer").mkdir()
+    for file in [file for file in path.iterdir() if file.is_file() and file.name != "modules.json"]:
+        file.rename(path / "0_Transformer" / file.name)
+    modules = (TRANSFORMER | {"path": "0_Transformer"}, POOLING, NORMALIZE)
+    (path / "modules.json").write_text(json.dumps(modules))
+    np.testing.assert_array_equal(bk.embedder(path).predict(TEXTS, verbose=0)["embedding"], wanted)
 
 
 def test_settings_of_the_whole_folder(tmp_path):

@@ -200,7 +200,7 @@ def test_bytes_that_are_no_model_are_refused(model, tmp_path):
     file = tmp_path / "spiece.model"
     refused("model's spiece.model", SentencePiece.from_file, str(file), error=FileNotFoundError)
     file.write_bytes(b"garbage")
-    refused("spiece.model is not a SentencePiece model", SentencePiece.from_file, str(file))
+    refused("spiece.model: model is not a SentencePiece model", SentencePiece.from_file, str(file))
 
 
 def test_vocabulary_properties_for_masking(model):

@@ -1,11 +1,15 @@
 """The keys of the tokenizer files: each is followed, harmless or refused by name, and the ids are those of transformers."""
 
+import dataclasses
 import json
 import pathlib
 
+import numpy as np
 import pytest
-from random_checkpoints import random_checkpoint, refused, with_vocabulary
+import tensorflow as tf
+from random_checkpoints import TINY, random_checkpoint, refused, with_vocabulary
 
+import bert_keras as bk
 from bert_keras import checkpoints
 from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
 
@@ -171,6 +175,7 @@ def test_each_key_is_followed_harmless_or_refused(tmp_path, file, part, value, t
     assert (framed(again, text), again.digest) == (tokens, found.digest)
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize(
     ("file", "part", "value", "text", "wanted"),
     [case for case in CASES if case[4] is None or "[SEP]" in case[4] or "<sep>" in case[4]],
@@ -243,3 +248,26 @@ def test_tokens_without_weights_are_named(tmp_path):
     vocabulary = tmp_path / "out" / "vocab.txt"
     vocabulary.write_text(vocabulary.read_text(encoding="utf-8") + "x\ny\n", encoding="utf-8")
     refused("has 14 tokens and the config's vocab_size is 13", checkpoints.read, tmp_path / "out")
+
+
+def test_every_form_of_a_model_gives_the_same_ids(tmp_path):
+    """A `.keras` file, a run and an export keep added tokens, other special tokens and the side that is cut."""
+    added = (bk.AddedToken("[E1]", normalized=False, special=True), bk.AddedToken("Ab", single_word=True))
+    rules = bk.Rules(added=added, names={"mask": "\u2028"}, left=True, strip_accents="", max_word=3)
+    config = dataclasses.replace(TINY, vocab_size=14)
+    checkpoint = random_checkpoint(config, heads=())
+    checkpoint = with_vocabulary(checkpoint, lower_case=True, rules=rules)
+    model = bk.classifier(checkpoint, ["no", "yes"], seq_length=6)
+    texts = ["[E1] ab é b", "unable AB!", "a b a b a [E1]"]
+    tokens = [[12, 13, 10, 8], [1, 13, 1], [8, 7, 8, 7, 12]]
+    wanted = model.predict(texts, verbose=0)["probabilities"]
+    model.save(tmp_path / "m.keras")
+    model.save(tmp_path / "run")
+    for name in ("m.keras", "run"):
+        again = bk.load(tmp_path / name)
+        tokenizer = again.preprocess.tokenizer
+        assert [tokenizer.encode(text)[-5:] for text in texts] == tokens
+        assert (tokenizer.digest, tokenizer.special.mask) == (model.preprocess.tokenizer.digest, 9)
+        np.testing.assert_allclose(again.predict(texts, verbose=0)["probabilities"], wanted, atol=1e-6)
+    served = bk.load(model.export(tmp_path / "out")).signatures["serving_default"](text=tf.constant(texts))
+    np.testing.assert_allclose(served["probabilities"], wanted, atol=1e-5)

@@ -18,7 +18,7 @@ import numpy as np
 from bert_keras.checkpoints.checkpoint import ARCHITECTURES, HEADS, Checkpoint, Format, variable_shapes
 from bert_keras.checkpoints.downloads import LocalModel, close_models, resolve
 from bert_keras.checkpoints.hugging_face import HUGGING_FACE
-from bert_keras.checkpoints.hugging_face_tokenizer import read_tokenizer
+from bert_keras.checkpoints.hugging_face_tokenizer import own_tokens, read_tokenizer
 from bert_keras.checkpoints.keras_hub import KERAS_HUB
 from bert_keras.checkpoints.letter_case import lower_cases
 from bert_keras.checkpoints.parity import check_reference, differences
@@ -67,6 +67,7 @@ __all__ = [
 
 Path = str | os.PathLike[str]
 FORMATS = {form.name: form for form in (HUGGING_FACE, GOOGLE, KERAS_HUB, MODEL_GARDEN)}
+_PADDED = 1_024  # rows of the embedding table without a token, which pad it to a multiple
 _MAY_LACK = ("pooler", "bilstm")  # parts that `assign` may leave randomly initialized
 
 
@@ -202,8 +203,9 @@ def _vocabulary_at(path: pathlib.Path) -> Vocabulary:
     """The vocabulary of a file, of a checkpoint, or of a folder with Hugging Face's tokenizer files and no weights."""
     if path.is_file() and path.suffix in (".txt", ".model"):
         # A file of another name is not the folder's.
-        folder = read_tokenizer(path.parent) if path.name in (VOCAB_TXT, SENTENCEPIECE) else Vocabulary()
-        return folder if folder.has_tokens else read_vocabulary(path)
+        is_the_folders = path.name in (VOCAB_TXT, SENTENCEPIECE)
+        vocabulary = read_tokenizer(path.parent, file=path.name) if is_the_folders else Vocabulary()
+        return vocabulary if vocabulary.has_tokens else read_vocabulary(path)
     try:
         form, root = _locate(path)
     except FileNotFoundError:
@@ -304,15 +306,22 @@ def _folder(root: pathlib.Path) -> pathlib.Path:
 
 
 def _tokenizer_of_folder(form: Format, root: pathlib.Path, config: BertConfig) -> Vocabulary:
+    """The tokenizer of a checkpoint, without added tokens that have no weights, which a warning names."""
     vocabulary = form.load_tokenizer(_folder(root))
-    if vocabulary.size is None or vocabulary.size <= config.vocab_size:
-        return vocabulary
-    own, added = len(vocabulary.tokens or ()), vocabulary.rules.beyond(vocabulary.tokens or ())
+    pieces = own_tokens(vocabulary) if vocabulary.tokens or vocabulary.rules.added else ()
+    own, added = len(pieces), vocabulary.rules.beyond(pieces)
+    sizes = f"the vocabulary in {_folder(root)} has {own:,} tokens and the config's vocab_size is {config.vocab_size:,}"
     if own > config.vocab_size:
         raise BertKerasError(
-            f"the vocabulary in {_folder(root)} has {own:,} tokens and the config's vocab_size is {config.vocab_size:,}: the "
-            "last tokens have no weights: bring the vocabulary and the config.json of one model."
+            f"{sizes}: the last tokens have no weights; bring the vocabulary and the config.json of one model."
         )
+    if pieces and own + len(added) < config.vocab_size - _PADDED:
+        warnings.warn(
+            f"{sizes}: more weights than tokens are of another vocabulary, unless the model was made so.",
+            stacklevel=1,  # always this line, so that Python warns once
+        )
+    if own + len(added) <= config.vocab_size:
+        return vocabulary
     lost = {*added[config.vocab_size - own :]}
     warnings.warn(
         f"{_folder(root)} adds {', '.join(sorted(lost))[:1000]} to its tokenizer and has no weights for them (vocab_size is "

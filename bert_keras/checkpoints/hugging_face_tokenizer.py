@@ -69,12 +69,15 @@ _PARTNERS = {VOCAB_JSON: MERGES_TXT, MERGES_TXT: VOCAB_JSON}
 _NO_LENGTH = 1_000_000  # transformers writes 1e30 where there is no limit
 
 
-def read_tokenizer(folder: pathlib.Path) -> Vocabulary:
-    """The tokenizer of a folder. Google's and Model Garden's folders have a vocab.txt and, if we wrote them, its settings."""
+def read_tokenizer(folder: pathlib.Path, *, file: str | None = None) -> Vocabulary:
+    """The tokenizer of a folder. Google's and Model Garden's folders have a vocab.txt and, if we wrote them, its settings.
+
+    file: VOCAB_TXT or SENTENCEPIECE, of a folder that has both; None takes the first
+    """
     path = folder / TOKENIZER_CONFIG
     settings = known_settings(read_optional(path), where=path)
     pipeline = read_tokenizer_json(folder / TOKENIZER_JSON)
-    found = _vocabulary_of(folder, pipeline)
+    found = _vocabulary_of(folder, pipeline, (VOCAB_TXT, SENTENCEPIECE) if file is None else (file,))
     if found.is_there and found.other is None:
         found = _with_class(found, folder, settings)
     if not found.has_tokens:
@@ -92,10 +95,10 @@ def known_settings(settings: Mapping[str, Any], *, where: object) -> dict[str, A
     return {key: value for key, value in settings.items() if value is not None}
 
 
-def _vocabulary_of(folder: pathlib.Path, pipeline: Pipeline) -> Vocabulary:
+def _vocabulary_of(folder: pathlib.Path, pipeline: Pipeline, names: tuple[str, ...]) -> Vocabulary:
     """The vocabulary of a folder: that of tokenizer.json, as in transformers, else that of its other files."""
     theirs, ours = pipeline.vocabulary, Vocabulary()
-    files = [folder / name for name in (VOCAB_TXT, SENTENCEPIECE) if (folder / name).is_file()]
+    files = [folder / name for name in names if (folder / name).is_file()]
     if files:
         ours = read_vocabulary(files[0])
     elif all((folder / name).is_file() for name in _PARTNERS):

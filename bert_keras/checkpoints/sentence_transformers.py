@@ -44,10 +44,16 @@ _MODULE = FieldType(
 
 
 class SentenceSettings(NamedTuple):
-    """The vectors of a folder. pooling: "mean", "cls" or "max"; l2: True for vectors of length 1."""
+    """The vectors of a folder.
+
+    pooling: "mean", "cls" or "max"
+    l2: True for vectors of length 1
+    model: the folder of the encoder, the folder itself in newer ones
+    """
 
     pooling: str
     l2: bool
+    model: pathlib.Path
 
 
 def read_sentence_settings(folder: pathlib.Path) -> SentenceSettings | None:
@@ -59,6 +65,11 @@ def read_sentence_settings(folder: pathlib.Path) -> SentenceSettings | None:
     if not path.is_file():
         return None
     modules = checked_fields({"modules": read_json(path)}, {"modules": _MODULE}, where=path)["modules"]
+    if outside := [
+        one["path"] for one in modules if one["path"] and pathlib.PurePath(one["path"]).name != one["path"]
+    ]:
+        raise BertKerasError(f"{path} names the folder {outside[0]!r}, which is not in its folder.")
+    paths = [folder / module["path"] for module in modules]
     types = [module["type"].rpartition(".")[2] for module in modules]
     kept = [name for name in types if name != "Dropout"]
     if kept not in (["Transformer"], ["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
@@ -70,7 +81,7 @@ def read_sentence_settings(folder: pathlib.Path) -> SentenceSettings | None:
         settings = read_optional(folder / SETTINGS)
         unknown += check_table(settings, _SETTINGS, where=SETTINGS)
         if "Pooling" in types:
-            pooling = _read_pooling(folder, modules[types.index("Pooling")]["path"], unknown)
+            pooling = _read_pooling(paths[types.index("Pooling")], unknown)
     except Refused as refused:
         raise BertKerasError(
             f"{folder} makes its vectors with {refused}, which is not supported; wanted the mean, the maximum or the "
@@ -81,21 +92,19 @@ def read_sentence_settings(folder: pathlib.Path) -> SentenceSettings | None:
             f"{folder} has settings of its vectors that are not known here and not followed: {', '.join(unknown)[:1000]}.",
             stacklevel=1,  # always this line, so that Python warns once
         )
-    return SentenceSettings(pooling=pooling, l2="Normalize" in types)
+    return SentenceSettings(pooling=pooling, l2="Normalize" in types, model=paths[types.index("Transformer")])
 
 
-def _read_pooling(folder: pathlib.Path, name: str, unknown: list[str]) -> str:
+def _read_pooling(folder: pathlib.Path, unknown: list[str]) -> str:
     """The way of pooling in the folder of a module; adds unknown keys to a list. Raises Refused."""
-    if pathlib.PurePath(name).name != name:
-        raise BertKerasError(f"{folder / MODULES} names the folder {name!r}, which is not in its folder.")
-    path = folder / name / "config.json"
+    path, where = folder / "config.json", f"{folder.name}/config.json"
     fields: Mapping[str, Any] = read_optional(path)
-    unknown += check_table(fields, _POOLING, where=f"{name}/config.json")
+    unknown += check_table(fields, _POOLING, where=where)
     if "pooling_mode" in fields:
         checked_fields(fields, {"pooling_mode": TEXT}, where=path, others=True)
         found = [fields["pooling_mode"]]
     else:
         found = [mode for key, mode in _MODES.items() if fields.get(key, key == "pooling_mode_mean_tokens")]
     if len(found) != 1 or found[0] not in _MODES.values():
-        raise Refused(f"the pooling {' and '.join(found) or 'of nothing'} in {name}/config.json")
+        raise Refused(f"the pooling {' and '.join(found) or 'of nothing'} in {where}")
     return found[0]

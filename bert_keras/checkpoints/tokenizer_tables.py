@@ -104,6 +104,7 @@ KINDS = {
         _WORDPIECE_CLASSES,
         _BERT_NAMES,
         _BERT_TABLE
+        | {"add_prefix_space": HARMLESS}
         | dict.fromkeys(("strip_accents", "tokenize_chinese_chars", "max_input_chars_per_word"), FOLLOWED),
     ),
     BYTE_LEVEL: Kind(

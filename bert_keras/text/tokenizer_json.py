@@ -350,6 +350,8 @@ def _read_wordpiece(
     if not 1 <= limit <= MOST_WORD_CHARACTERS:
         raise Refused(f"max_input_chars_per_word={limit} in the model of {path.name}")
     ids = {piece or _SEPARATOR: i for piece, i in model["vocab"].items()}
+    if model["vocab"].get("") == len(ids) - 1 > 0:  # a blank line at the end of the vocab.txt
+        del ids[_SEPARATOR]
     frame = _frame(parts["post_processor"], full_ids(ids, added), path)
     names = {"unknown": model.get("unk_token", "[UNK]"), "start": frame.start, "end": frame.end}
     rules = Rules(

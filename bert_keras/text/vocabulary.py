@@ -51,11 +51,6 @@ class Vocabulary(NamedTuple):
         return self.tokens is not None or self.sentencepiece is not None
 
     @property
-    def size(self) -> int | None:
-        """The number of tokens with the added tokens; None for a SentencePiece model, which must be parsed for it."""
-        return None if self.tokens is None else len(self.tokens) + len(self.rules.beyond(self.tokens))
-
-    @property
     def is_there(self) -> bool:
         """True for any tokenizer, also for one that is not supported."""
         return self.has_tokens or self.other is not None
