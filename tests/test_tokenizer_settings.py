@@ -22,6 +22,7 @@ PLAIN = "[UNK] [UNK] [UNK] anna lives 北 京 [UNK] x [UNK] e !".split()
 CONFIG, SPECIAL, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 SENTENCE, PIPELINE = "sentence_bert_config.json", "tokenizer.json"
 MARKS = ["[E1]", "[/E1]"]
+FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": True, "special": False}
 E1 = {"content": "[E1]", "special": True, "normalized": False}
 # File, its fields, a text, and its tokens with the special tokens: followed. None: harmless, the same ids as without. A string:
 # the words of the refusal.
@@ -30,8 +31,9 @@ ROWS = [
     (CONFIG, {"do_lower_case": True}, "é", "[CLS] e [SEP]"),
     (CONFIG, {"strip_accents": False}, "É e", "[CLS] é e [SEP]"),
     (CONFIG, {"do_lower_case": False, "strip_accents": True}, "é E", "[CLS] e E [SEP]"),
+    (SENTENCE, {"do_lower_case": True}, "É E", "[CLS] e e [SEP]"),
     (CONFIG, {"tokenize_chinese_chars": False}, "北京 北!", "[CLS] 北京 北 ! [SEP]"),
-    (CONFIG, {"cls_token": "<cls>", "sep_token": {"content": "<sep>"}}, "x", "<cls> x <sep>"),
+    (CONFIG, {"cls_token": "<cls>", "sep_token": {"__type": "AddedToken", "content": "<sep>"}}, "x", "<cls> x <sep>"),
     (CONFIG, {"unk_token": "<unk>"}, "zzz", "[CLS] <unk> [SEP]"),
     (CONFIG, {"pad_token": "<pad>"}, "x", "[CLS] x [SEP]"),
     (CONFIG, {"additional_special_tokens": MARKS}, "[E1] anna [/E1]", "[CLS] [E1] anna [/E1] [SEP]"),
@@ -49,7 +51,7 @@ ROWS = [
     (CONFIG, {"mask_token": "[M]", "model_max_length": 1e30, "padding_side": "right", "never_split": None}, TEXT, None),
     (CONFIG, {"name_or_path": "x", "clean_up_tokenization_spaces": True, "auto_map": {}, "stride": 0}, TEXT, None),
     (CONFIG, {"max_length": 7, "truncation_strategy": "longest_first", "processor_class": None}, TEXT, None),
-    (SPECIAL, {"cls_token": "<cls>", "additional_special_tokens": [E1]}, "[E1] x", "<cls> [E1] x [SEP]"),
+    (SPECIAL, {"cls_token": "<cls>", "additional_special_tokens": ["[E1]"]}, "[E1] x", "<cls> [E1] x [SEP]"),
     (SPECIAL, {"unk_token": {"content": "[UNK]", "lstrip": False}}, TEXT, None),
     (ADDED, {"<e>": 25, "[E1]": 9}, "[e1]<E>", "[CLS] [E1] <e> [SEP]"),
     (ADDED, {"<e>": 30}, "", "the id 30 of the added token '<e>'"),
@@ -63,12 +65,11 @@ def pipeline() -> dict:
     special = [
         {"id": i, "content": token, "special": True, "normalized": False} for i, token in enumerate(WORDS[:5])
     ]
-    flags = {"single_word": False, "lstrip": False, "rstrip": False}
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [token | flags for token in special],
+        "added_tokens": [FLAGS | token for token in special],
         "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}
         | {"strip_accents": None, "lowercase": True},
         "pre_tokenizer": {"type": "BertPreTokenizer"},
@@ -124,7 +125,7 @@ PARTS = [
     ("post_processor", None, "", "texts without special tokens"),
     ("post_processor", template(single=False), "", "the form 'A'"),
     ("post_processor", template() | {"special_tokens": {}}, "", r"the id None of \[CLS\]"),
-    ("added_tokens", [E1 | {"id": 9}, {"id": 25, "content": "<e>"}], "[E1]<E>", "[CLS] [E1] <e> [SEP]"),
+    ("added_tokens", [FLAGS | E1 | {"id": 9}, FLAGS | {"id": 25, "content": "<e>"}], "[E1]<E>", "[CLS] [E1] <e> [SEP]"),
     ("added_tokens", [{"id": 26, "content": "<e>"}], "", "the id 26"),
     ("truncation", {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}, TEXT, None),
     ("padding", {"direction": "Left", "pad_type_id": 0}, "", "direction='Left' in the padding"),

@@ -214,10 +214,11 @@ def _with_case(found: Vocabulary, settings: Mapping[str, Any], has_pipeline: boo
     lower_case, rules = found.lower_case, found.rules
     if lower_case is None:
         lower_case = settings.get("do_lower_case")
-    accents = rules.accents(lower_case=bool(lower_case))
+    # Without a case, that of the accents is not known either.
+    accents = None if lower_case is None else bool(rules.accents(lower_case=lower_case))
     here: dict[str, tuple[str, Any]] = {
         "do_lower_case": ("", lower_case),
-        "strip_accents": ("strip_accents", bool(accents)),
+        "strip_accents": ("strip_accents", accents),
         "tokenize_chinese_chars": ("split_chinese", rules.split_chinese),
         "max_input_chars_per_word": ("max_word", rules.max_word),
         "add_prefix_space": ("prefix_space", rules.prefix_space),
@@ -269,7 +270,7 @@ def _added(
             found[token] = AddedToken(token, normalized=token not in marks, special=token in marks), number
     found |= {token.content: (token, number) for token, number in pipeline.added}
     for number, fields in (decoder or {}).items():
-        if not number.isdecimal():
+        if not (number.isdecimal() and len(number) < 10):
             raise BertKerasError(
                 f"{folder / TOKENIZER_CONFIG}: added_tokens_decoder has {shortened(number)}; wanted an id."
             )
@@ -356,4 +357,5 @@ def _is_plain(vocabulary: Vocabulary) -> bool:
         and rules.clean_text
         and rules.strip_accents != "M"
         and rules.decompose == Rules.decompose
+        and rules.max_word in (100, Rules.max_word)  # transformers has 100, the original 200
     )

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from bert_keras.io.json_files import FLAG, OBJECT, FieldType, checked_fields, integer, list_of, one_of
+from bert_keras.io.json_files import FLAG, FieldType, checked_fields, integer, list_of, one_of
 
 # The special tokens of BERT's vocabularies.
 PADDING, UNKNOWN, START, END, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
@@ -122,13 +122,21 @@ def _is_added(value: Any) -> bool:
     )
 
 
+def _is_names(value: Any) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and {*value} <= {*ROLES}
+        and all(isinstance(one, str) for one in value.values())
+    )
+
+
 def _is_pair(value: Any) -> bool:
     return isinstance(value, list | tuple) and tuple(value) in ((1, 0), (1, 1), (2, 0), (2, 1))
 
 
 _KINDS: dict[str, FieldType] = {
     "added": list_of(FieldType("a token and its five flags", _is_added)),
-    "names": OBJECT,
+    "names": FieldType("a token for some of " + ", ".join(ROLES), _is_names),
     "pair": FieldType("the separators, 1 or 2, and the second type, 0 or 1", _is_pair),
     "left": FLAG,
     "clean_text": FLAG,
