@@ -51,7 +51,7 @@ class Mutant(NamedTuple):
 # fmt: off
 MUTANTS = (
     # Text and tokenizers
-    Mutant("wordpiece-limit", "bert_keras/text/wordpiece.py", "length > MAX_WORD_CHARACTERS", "length >= MAX_WORD_CHARACTERS",
+    Mutant("wordpiece-limit", "bert_keras/text/wordpiece.py", "length > self.rules.max_word", "length >= self.rules.max_word",
            ("tests/test_tokenizers.py", "-k", "word_limit or equal_the_originals")),
     Mutant("accents-lose-their-letter", "bert_keras/text/normal_forms.py",
            "original_ends = _with_accents(original_ends, tf.where(accent)[:, 0], codes.row_splits)",

@@ -266,8 +266,8 @@ def _added(
     found: dict[str, tuple[AddedToken, int]] = {}
     decoder = settings.get("added_tokens_decoder")
     if decoder is None:
-        for token, number in listed.items():
-            found[token] = AddedToken(token, normalized=token not in marks, special=token in marks), number
+        for text, number in listed.items():
+            found[text] = AddedToken(text, normalized=text not in marks, special=text in marks), number
     found |= {token.content: (token, number) for token, number in pipeline.added}
     for number, fields in (decoder or {}).items():
         if not (number.isdecimal() and len(number) < 10):

@@ -28,7 +28,7 @@ from bert_keras.text.rules import BERT_PAIR, MOST_WORD_CHARACTERS, ROBERTA_PAIR,
 from bert_keras.text.vocabulary import VOCAB_TXT, Vocabulary, in_order_of_ids, other_setting
 
 FOLLOWED, HARMLESS = "followed", "harmless"
-Table = Mapping[str, str | tuple]
+Table = dict[str, Any]
 
 
 class Refused(Exception):  # noqa: N818  caught here and in hugging_face_tokenizer
@@ -235,7 +235,7 @@ def _normal_form(normalizer: Mapping[str, Any], path: pathlib.Path) -> tuple[boo
     lower_case, accents, form, last = False, "", "", ""
     rules: dict[str, Any] = {"clean_text": False, "split_chinese": False}
     for step in _steps(normalizer, "normalizers", path):
-        kind = step.get("type")
+        kind = str(step.get("type"))
         if kind not in _NORMALIZERS:
             raise Refused(f"{shortened(kind)} in {where}")
         if unknown := check_table(step, _NORMALIZERS[kind], where=where):
@@ -282,14 +282,14 @@ def _frame(post_processor: Mapping[str, Any], ids: Mapping[str, int], path: path
     if len(steps) != 1:
         raise Refused(f"texts without special tokens, {len(steps)} steps in {where}")
     step = steps[0]
-    if (kind := step.get("type")) not in _PROCESSORS:
+    if (kind := str(step.get("type"))) not in _PROCESSORS:
         raise Refused(f"{shortened(kind)} in {where}")
     if unknown := check_table(step, _PROCESSORS[kind], where=where):
         raise Refused(unknown[0])
     if kind != "TemplateProcessing":
         named = checked_fields(step, _NAMED, where=where, others=True)
         (start, _), (end, _) = named["cls"], named["sep"]
-        given = {token: [token_id] for token, token_id in named.values()}
+        given: dict[str, Any] = {token: [token_id] for token, token_id in named.values()}
         pair = BERT_PAIR if kind == "BertProcessing" else ROBERTA_PAIR
     else:
         rows = checked_fields(step, _TEMPLATE, where=where, others=True)

@@ -238,9 +238,11 @@ def embedder(
 
     Predictions: "embedding" float32 [N, H].
     """
-    given = isinstance(checkpoint, checkpoints.Checkpoint)
-    settings = None if given else read_sentence_settings(checkpoints.resolve(checkpoint).path)
-    source = checkpoint if given else checkpoints.read(checkpoint if settings is None else settings.model)
+    if isinstance(checkpoint, checkpoints.Checkpoint):
+        settings, source = None, checkpoint
+    else:
+        settings = read_sentence_settings(checkpoints.resolve(checkpoint).path)
+        source = checkpoints.read(checkpoint if settings is None else settings.model)
     if settings is not None:
         pooling = settings.pooling if pooling is None else pooling
         l2 = settings.l2 if l2 is None else l2
