@@ -7,7 +7,7 @@ import pathlib
 import numpy as np
 import pytest
 import tensorflow as tf
-from random_checkpoints import TINY, random_checkpoint, refused, with_vocabulary
+from random_checkpoints import TINY, random_checkpoint, refused, saves_with_keras, with_vocabulary
 
 import bert_keras as bk
 from bert_keras import checkpoints
@@ -251,6 +251,7 @@ def test_tokens_without_weights_are_named(tmp_path):
     refused("has 14 tokens and the config's vocab_size is 13", checkpoints.read, tmp_path / "out")
 
 
+@saves_with_keras
 def test_every_form_of_a_model_gives_the_same_ids(tmp_path):
     """A `.keras` file, a run and an export keep added tokens, other special tokens and the side that is cut."""
     added = (bk.AddedToken("[E1]", normalized=False, special=True), bk.AddedToken("Ab", single_word=True))
