@@ -109,6 +109,7 @@ _HOMES = {
     "bert_keras.errors": ("BertKerasError",),
     "bert_keras.config": ("BertConfig",),
     "bert_keras.text.byte_bpe": ("ByteBPE",),
+    "bert_keras.text.rules": ("AddedToken", "Rules"),
     "bert_keras.text.sentencepiece": ("SentencePiece",),
     "bert_keras.text.wordpiece": ("WordPiece",),
     "bert_keras.text.preprocessing": ("Preprocessor", "pad_batches"),

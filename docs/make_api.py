@@ -33,6 +33,8 @@ SECTIONS = {
         "WordPiece",
         "SentencePiece",
         "ByteBPE",
+        "Rules",
+        "AddedToken",
         "Preprocessor",
         "PreprocessorLayer",
         "pad_batches",

@@ -87,6 +87,8 @@ def _run_to_export(
 
     check: called with the task before any weights are read or downloaded; not for a `.keras` file, which is read as a whole
     """
+    from bert_keras.checkpoints import resolve
+    from bert_keras.checkpoints.sentence_transformers import read_sentence_settings
     from bert_keras.tasks.problems.embedding import Embedding, WordEmbedding
     from bert_keras.tasks.runs.ensemble import load_runs
     from bert_keras.tasks.runs.run_folder import KERAS, open_task, run_of, task_of
@@ -114,7 +116,9 @@ def _run_to_export(
         task = WordEmbedding(layers=layers)
     else:
         assert options.embedding  # refused above
-        task = Embedding(pooling=options.embedding, l2=options.l2, layers=layers)
+        sentence = read_sentence_settings(resolve(args.checkpoint, weights=False).path)
+        l2 = options.l2 or (sentence is not None and sentence.l2)
+        task = Embedding(pooling=options.embedding, l2=l2, layers=layers)
     check(task)
     return run_of(task, args.checkpoint, seq_length=options.seq_length)
 

@@ -142,8 +142,9 @@ def _special_tokens(tokenizer: Tokenizer) -> Reusable:
         "start_of_sequence_id": special.start,
         "end_of_segment_id": special.end,
         "padding_id": special.padding,
-        "mask_id": special.mask,
     }
+    if special.mask is not None:
+        ids["mask_id"] = special.mask
     part = Reusable(lambda: ids)
     part.trace()
     return part

@@ -29,16 +29,20 @@ def _longest_first(room: int, first: int, second: int) -> Kept:
     return [(kept, 0), (min(second, room - kept), 0)]
 
 
+def _waterfall(room: int, first: int, second: int) -> Kept:
+    return [(min(first, room), 0), (min(second, room - min(first, room)), 0)]
+
+
 # Room and the length of each text -> the tokens to keep of its start and of its end, as the training cut texts that do not fit.
 TRUNCATION: dict[str, Callable[..., Kept]] = {
     "head": lambda room, length: [(min(length, room), 0)],
     "tail": lambda room, length: [(0, min(length, room))],
     "head_tail": _head_tail,
     "longest_first": _longest_first,
-    "waterfall": lambda room, first, second: [
-        (min(first, room), 0),
-        (min(second, room - min(first, room)), 0),
-    ],
+    "waterfall": _waterfall,
+    # The start of each text is cut off.
+    "longest_first_left": lambda room, *lengths: [(0, head) for head, _ in _longest_first(room, *lengths)],
+    "waterfall_left": lambda room, *lengths: [(0, head) for head, _ in _waterfall(room, *lengths)],
 }
 
 

@@ -24,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
+from bert_keras.checkpoints.tokenizer_tables import special_names
 from bert_keras.errors import BertKerasError, MissingPackageError
 from bert_keras.features import ENCODER_INPUTS
 from bert_keras.io.files import write_json
@@ -43,7 +44,8 @@ from bert_keras.tasks.runs.run_folder import Run
 from bert_keras.tasks.task import Problem, model_inputs
 from bert_keras.tasks.training.task_model import encoder_of, with_padding
 from bert_keras.text.sentencepiece import SentencePiece
-from bert_keras.text.vocabulary import TOKENIZER_JSON, VOCAB_TXT, wordpiece_pipeline
+from bert_keras.text.vocabulary import TOKENIZER_JSON
+from bert_keras.text.write_tokenizer_json import write_pipeline
 
 OPSET = 18  # of ONNX; ONNX Runtime reads it from 1.14 on
 
@@ -309,7 +311,6 @@ def settings_of(run: Run, format: str, *, precision: str = "float32") -> dict[st
     """The content of settings.json."""
     task, preprocess = run.task, run.preprocess
     special, pair = preprocess.tokenizer.special, preprocess.tokenizer.pair
-    pairs = len(task.signature()) > 1
     label_type = task.label_type if isinstance(task, TextClassification) else None
     return {
         "runtime": format,
@@ -322,7 +323,7 @@ def settings_of(run: Run, format: str, *, precision: str = "float32") -> dict[st
         "labels": list(task.label_names),
         "tokenizer": None if isinstance(preprocess.tokenizer, SentencePiece) else TOKENIZER_JSON,
         "seq_length": preprocess.seq_length,
-        "truncation": preprocess.truncation if pairs else getattr(task, "truncation", None) or "head",
+        "truncation": _truncation(run),
         "padding": special.padding,
         "start": special.start,
         "end": special.end,
@@ -331,15 +332,27 @@ def settings_of(run: Run, format: str, *, precision: str = "float32") -> dict[st
     }
 
 
+def _truncation(run: Run) -> str:
+    """A key of the example's TRUNCATION."""
+    left = run.preprocess.tokenizer.rules.left
+    if len(run.task.signature()) > 1:
+        return f"{run.preprocess.truncation}_left" if left else run.preprocess.truncation
+    return getattr(run.task, "truncation", None) or ("tail" if left else "head")
+
+
 def write_beside(
     run: Run, folder: pathlib.Path, settings: dict[str, Any], *, name: str, size: int, quantize: str | None
 ) -> None:
     """Writes the files beside the model: tokenizer, settings, example and card."""
     tokenizer = run.preprocess.tokenizer
     encoder = encoder_of(members_of(run.model)[0])
-    write_tokenizer(tokenizer.to_vocabulary(), folder, max_length=encoder.config.max_length)
-    if (folder / VOCAB_TXT).exists():
-        pipeline = wordpiece_pipeline(tokenizer.vocabulary, lower_case=tokenizer.lower_case)
+    vocabulary = tokenizer.to_vocabulary()
+    write_tokenizer(vocabulary, folder, max_length=encoder.config.max_length)
+    if settings["tokenizer"]:
+        # The example splits special tokens in text, but not added ones.
+        added = tuple(token._replace(special=False) for token in vocabulary.rules.added)
+        vocabulary = vocabulary._replace(rules=dataclasses.replace(vocabulary.rules, added=added))
+        pipeline = write_pipeline(vocabulary, special_names(vocabulary), lower_case=tokenizer.lower_case)
         write_json(folder / TOKENIZER_JSON, pipeline)
     write_json(folder / SETTINGS, settings)
     shutil.copyfile(runtime_example.__file__, folder / SCRIPT)

@@ -299,17 +299,20 @@ TEMPLATE = {
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda content: content.update(normalizer=NFC), "BPE with type='NFC' in its normalizer"),
-        (lambda content: content.update(pre_tokenizer=SPLIT), "with type='Sequence' in its pre_tokenizer"),
-        (changed("pre_tokenizer", add_prefix_space=True), "with add_prefix_space=True in its pre_tokenizer"),
+        (lambda content: content.update(normalizer=NFC), "BPE with 'NFC' as the normalizer"),
+        (
+            lambda content: content.update(pre_tokenizer=SPLIT),
+            "with Split and ByteLevel as the pre_tokenizer",
+        ),
         (changed("pre_tokenizer", use_regex=False), "BPE with use_regex=False"),
-        (changed("model", dropout=0.1), "BPE with dropout=0.1 in its model"),
+        (changed("model", dropout=0.1), "BPE with dropout=0.1 in the model of tokenizer.json"),
         (changed("model", byte_fallback=True), "BPE with byte_fallback=True"),
         (changed("model", ignore_merges=True), "BPE with ignore_merges=True"),
         (changed("model", end_of_word_suffix="</w>"), "BPE with end_of_word_suffix='</w>'"),
-        (changed("post_processor", type="ByteLevel"), "BPE with type='ByteLevel' in its post_processor"),
-        (changed("post_processor", cls=["[CLS]", 0]), r"frames text as '\[CLS\] A </s>'"),
-        (lambda content: content.update(post_processor=TEMPLATE), "frames text as '<s> A'"),
+        (changed("post_processor", type="ByteLevel"), "BPE with texts without special tokens"),
+        (changed("post_processor", cls=["[CLS]", 0]), r"the id \[0\] of \[CLS\]"),
+        (changed("post_processor", cls=["<s>", 7]), "the id .7. of <s>"),
+        (lambda content: content.update(post_processor=TEMPLATE), "the form '<s> A'"),
     ],
 )
 @pytest.mark.parametrize("alone", [True, False])
@@ -326,8 +329,8 @@ def test_other_byte_level_tokenizers_are_named(folder, change, said, alone):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"add_prefix_space": True}, "add_prefix_space=True in its tokenizer_config.json"),
-        ({"mask_token": {"content": "[MASK]"}}, r"mask_token='\[MASK\]'"),
+        ({"do_lower_case": True}, "do_lower_case=True in tokenizer_config.json"),
+        ({"cls_token": {"content": "[CLS]"}}, r"cls_token='\[CLS\]' beside '<s>' in its tokenizer.json"),
         ({"tokenizer_class": "GPT2Tokenizer"}, "GPT2Tokenizer"),
     ],
 )
@@ -351,36 +354,40 @@ def add_token(folder, token, *, name="tokenizer.json"):
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "added_tokens.json"])
 @pytest.mark.parametrize("alone", [True, False])
-def test_added_tokens_are_named_whichever_file_has_the_vocabulary(folder, tokenizer, name, alone):
-    """transformers gives an added token one id; here text that holds it is split by the merges."""
+def test_an_added_token_is_whole_whichever_file_has_it_and_survives_a_copy(folder, tmp_path, name, alone):
     add_token(folder, "covid", name=name)
     if alone:
         (folder / "vocab.json").unlink()
         (folder / "merges.txt").unlink()
-    with pytest.warns(UserWarning, match=" adds covid to its vocabulary; text that holds them is split"):
-        found = checkpoints.load_tokenizer(folder)
-    assert found.encode("covid") == tokenizer.encode("covid")
-    assert found.vocabulary[600:] == (("covid",) if alone and name == "tokenizer.json" else ())
-
-
-def test_an_added_token_survives_a_copy(folder, tmp_path):
-    add_token(folder, "covid")
-    for name in ("vocab.json", "merges.txt"):
-        (folder / name).unlink()
-    with pytest.warns(UserWarning, match=" adds covid to its vocabulary"):
-        found = checkpoints.load_tokenizer(folder)
+    found = checkpoints.load_tokenizer(folder)
+    assert (found.encode("covid"), found.vocabulary[600:]) == ([600], ("covid",))
     (tmp_path / "copy").mkdir()
     write_tokenizer(found.to_vocabulary(), tmp_path / "copy")
-    with pytest.warns(UserWarning, match=" adds covid to its vocabulary"):
-        assert checkpoints.load_tokenizer(tmp_path / "copy").digest == found.digest
+    assert checkpoints.load_tokenizer(tmp_path / "copy").digest == found.digest
     theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "copy" / "tokenizer.json"))
     assert theirs.encode("covid", add_special_tokens=False).ids == [600]
+
+
+def test_a_space_before_the_first_word(folder, learned):
+    """add_prefix_space, which models for tagging have."""
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"add_prefix_space": True}))
+    found = checkpoints.load_tokenizer(folder)
+    assert found.encode("low low") == found.encode(" low low")
+    _, starts, ends = (row.values.numpy() for row in found.tokenize_with_offsets(["low"]))
+    assert (starts[0], ends[-1]) == (0, 3)
+    write_tokenizer(found.to_vocabulary(), folder)
+    theirs = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert theirs.encode("low low", add_special_tokens=False).ids == found.encode("low low")
 
 
 @pytest.mark.parametrize("kept", [0, 200, -1])
 @pytest.mark.parametrize("alone", [True, False])
 def test_merges_that_are_cut_short_are_refused(folder, tokenizer, kept, alone):
     """A file that is cut at the end of a line, down to none, would give other ids without an error."""
+    with pytest.warns(UserWarning, match="give other ids; tokenizer.json counts"):
+        (folder / "merges.txt").write_text("#version: 0.2", encoding="utf-8")
+        assert checkpoints.load_tokenizer(folder).digest == tokenizer.digest
     merges = tokenizer.merges[:kept]
     (folder / "merges.txt").write_text("\n".join(("#version: 0.2", *merges)), encoding="utf-8")
     if alone:
@@ -388,6 +395,8 @@ def test_merges_that_are_cut_short_are_refused(folder, tokenizer, kept, alone):
         content["model"]["merges"] = merges
         (folder / "tokenizer.json").write_text(json.dumps(content))
         (folder / "vocab.json").unlink()
+    else:
+        (folder / "tokenizer.json").unlink()
     count = len(tokenizer.merges) - len(merges)
     said = f"{'tokenizer.json' if alone else 'merges.txt'}: no merge makes {count} of the tokens, .*download"
     refused(said, checkpoints.load_tokenizer, folder)
@@ -397,6 +406,7 @@ def test_merges_that_are_cut_short_are_refused(folder, tokenizer, kept, alone):
 
 def test_tokens_that_no_merge_makes_and_that_are_no_fault(folder):
     """RoBERTa's fillers and marks, tokens that a file lists as added, and a vocabulary of bytes alone."""
+    (folder / "tokenizer.json").unlink()
     path = folder / "vocab.json"
     ids = json.loads(path.read_text())
     more = ("madeupword0000", "<|endoftext|>", "[E1]")
@@ -406,8 +416,7 @@ def test_tokens_that_no_merge_makes_and_that_are_no_fault(folder):
     message = "no merge makes 1 of the tokens, 'covid' the first.*added_tokens"
     refused(message, checkpoints.load_tokenizer, folder)
     add_token(folder, "covid", name="added_tokens.json")
-    with pytest.warns(UserWarning, match=" adds covid"):
-        assert checkpoints.load_tokenizer(folder).vocabulary[600:] == ("covid",)
+    assert checkpoints.load_tokenizer(folder).vocabulary[600:] == ("covid",)
     (folder / "added_tokens.json").unlink()
     path.write_text(json.dumps({token: i for i, token in enumerate((*SPECIAL, *byte_alphabet()))}))
     (folder / "merges.txt").write_text("#version: 0.2\n")

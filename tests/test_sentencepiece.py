@@ -200,7 +200,7 @@ def test_bytes_that_are_no_model_are_refused(model, tmp_path):
     file = tmp_path / "spiece.model"
     refused("model's spiece.model", SentencePiece.from_file, str(file), error=FileNotFoundError)
     file.write_bytes(b"garbage")
-    refused("spiece.model is not a SentencePiece model", SentencePiece.from_file, str(file))
+    refused("spiece.model: model is not a SentencePiece model", SentencePiece.from_file, str(file))
 
 
 def test_vocabulary_properties_for_masking(model):
@@ -243,7 +243,7 @@ def test_a_folder_keeps_it(checkpoint, model, tmp_path):
     checkpoints.write(with_vocabulary(read, lower_case=False), copy, format="hugging-face")
     assert checkpoints.load_tokenizer(copy).lower_case is False
     (copy / "tokenizer_config.json").write_text('{"keep_accents": true}')
-    refused("keep_accents is True", checkpoints.load_tokenizer, copy)
+    refused("keep_accents=True", checkpoints.load_tokenizer, copy)
     (copy / "spiece.model").write_bytes(b"garbage")
     (copy / "tokenizer_config.json").unlink()
     refused("not a SentencePiece model", checkpoints.load_tokenizer, copy)

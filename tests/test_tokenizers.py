@@ -249,13 +249,9 @@ class TestVocabulary:
         ("raw", "message"),
         [
             (b"[PAD]\n[UNK]\n\xff\n", "line 3: not UTF-8"),
-            (b"[PAD]\n\n[UNK]", "line 2: blank"),
-            (b"[PAD]\na b\n[UNK]", "line 2: 'a b' holds a space"),
-            (b"a\n[PAD]\nb\n[PAD]\n", r"line 4: '\[PAD\]' is on line 2 already"),
             (b"[PAD]\n[CLS]\n[SEP]\n[MASK]\na", r"\[UNK\] missing"),
-            (b"[UNK]\na", r"\[PAD\], \[CLS\], \[SEP\], \[MASK\] missing"),
-            (b"", "line 1: blank"),
-            (b"a\0b", "line 1: .* holds a NUL byte"),
+            (b"[UNK]\na", r"\[PAD\], \[CLS\], \[SEP\] missing"),
+            (b"\n", r"\[PAD\], \[UNK\], \[CLS\], \[SEP\] missing"),
             (b"x" * 257, "line 1: .* has 257 bytes; wanted at most 256"),
             (b"##" + "é".encode() * 129, "line 1: .* has 258 bytes"),
             (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n[unused0]\n", "has no word and no character"),
@@ -266,8 +262,30 @@ class TestVocabulary:
         refused(message, read, path, named=path, lower_case=True)
 
     def test_a_folder_names_its_file(self, tmp_path):
-        path = self.write(tmp_path, b"[PAD]\n\n")
-        refused("line 2: blank", checkpoints.load_tokenizer, tmp_path, named=path, lower_case=True)
+        path = self.write(tmp_path, b"[PAD]\n")
+        refused(r"\[UNK\], .* missing", checkpoints.load_tokenizer, tmp_path, named=path, lower_case=True)
+
+    @pytest.mark.parametrize("read", [WordPiece.from_file, checkpoints.load_tokenizer])
+    @pytest.mark.parametrize(
+        ("more", "text", "ids", "said"),
+        [
+            (["x", "hello", "y"], "hello y", [15, 16], r"1 .* repeated later, .* \(line 6 'hello'\)"),
+            (["x", "", "y"], "x y", [14, 16], r"1 of its lines are blank \(line 16\)"),
+            (["new york", "y"], "new york y", [1, 1, 15], r"1 .* with a space.*\(line 15\)"),
+            (["##e", "\t", "y"], "hello e un\0 une y", [5, 12, 7, 7, 14, 16], "line 14 '##e'.*blank"),
+        ],
+    )
+    def test_lines_that_no_text_reaches_keep_their_numbers(self, tmp_path, read, more, text, ids, said):
+        """As in transformers: a token's id is the number of its last line."""
+        path = self.write(tmp_path, "\n".join([*VOCABULARY, *more]).encode())
+        with pytest.warns(UserWarning, match=said):
+            tokenizer = read(path, lower_case=True)
+        assert tokenizer.encode(text) == ids
+
+    @pytest.mark.parametrize("end", ["\n\n\n", "\r", "\r\n\r\n"])
+    def test_blank_lines_at_the_end_and_line_ends_of_old_machines(self, tmp_path, end):
+        path = self.write(tmp_path, (("\r\n" if "\r\n" in end else end[0]).join(VOCABULARY) + end).encode())
+        assert WordPiece.from_file(path).vocabulary == tuple(VOCABULARY)
 
     def test_an_address_that_only_tensorflow_reads(self):
         with tf.io.gfile.GFile("ram://vocab.txt", "wb") as file:

@@ -9,6 +9,7 @@ FORMATS is the table of formats; each has a file of its own beside this one.
 import dataclasses
 import os
 import pathlib
+import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,9 @@ import numpy as np
 from bert_keras.checkpoints.checkpoint import ARCHITECTURES, HEADS, Checkpoint, Format, variable_shapes
 from bert_keras.checkpoints.downloads import LocalModel, close_models, resolve
 from bert_keras.checkpoints.hugging_face import HUGGING_FACE
-from bert_keras.checkpoints.hugging_face_tokenizer import lower_cases, read_tokenizer
+from bert_keras.checkpoints.hugging_face_tokenizer import own_tokens, read_tokenizer
 from bert_keras.checkpoints.keras_hub import KERAS_HUB
+from bert_keras.checkpoints.letter_case import lower_cases
 from bert_keras.checkpoints.parity import check_reference, differences
 from bert_keras.checkpoints.tensorflow import GOOGLE, MODEL_GARDEN
 from bert_keras.checkpoints.weights import (
@@ -67,6 +69,7 @@ __all__ = [
 
 Path = str | os.PathLike[str]
 FORMATS = {form.name: form for form in (HUGGING_FACE, GOOGLE, KERAS_HUB, MODEL_GARDEN)}
+_PADDED = 1_024  # rows of the embedding table without a token, which pad it to a multiple
 _MAY_LACK = ("pooler", "bilstm")  # parts that `assign` may leave randomly initialized
 
 
@@ -201,11 +204,10 @@ def load_tokenizer(path: Path, *, lower_case: bool | None = None) -> "Tokenizer"
 def _vocabulary_at(path: pathlib.Path) -> Vocabulary:
     """The vocabulary of a file, of a checkpoint, or of a folder with Hugging Face's tokenizer files and no weights."""
     if path.is_file() and path.suffix in (".txt", ".model"):
-        vocabulary = read_vocabulary(path)
-        has_settings = path.name in (VOCAB_TXT, SENTENCEPIECE)  # a file of another name is not the folder's
-        return vocabulary._replace(
-            lower_case=read_tokenizer(path.parent).lower_case if has_settings else None
-        )
+        # A file of another name is not the folder's.
+        is_the_folders = path.name in (VOCAB_TXT, SENTENCEPIECE)
+        vocabulary = read_tokenizer(path.parent, file=path.name) if is_the_folders else Vocabulary()
+        return vocabulary if vocabulary.has_tokens else read_vocabulary(path)
     try:
         form, root = _locate(path)
     except FileNotFoundError:
@@ -247,11 +249,12 @@ def _tokenizer(vocabulary: Vocabulary, lower_case: bool | None, *, named: str) -
         )
     try:
         lower_case = lower_cases(vocabulary) if lower_case is None else lower_case
+        rules = vocabulary.rules
         if vocabulary.sentencepiece is not None:
-            return SentencePiece(vocabulary.sentencepiece, lower_case=lower_case)
+            return SentencePiece(vocabulary.sentencepiece, lower_case=lower_case, rules=rules)
         if vocabulary.merges is not None:
-            return ByteBPE(vocabulary.tokens or (), vocabulary.merges)
-        return WordPiece(vocabulary.tokens or (), lower_case=lower_case)
+            return ByteBPE(vocabulary.tokens or (), vocabulary.merges, rules=rules)
+        return WordPiece(vocabulary.tokens or (), lower_case=lower_case, rules=rules)
     except ValueError as error:
         raise BertKerasError(f"{named}{error}") from error
 
@@ -305,10 +308,27 @@ def _folder(root: pathlib.Path) -> pathlib.Path:
 
 
 def _tokenizer_of_folder(form: Format, root: pathlib.Path, config: BertConfig) -> Vocabulary:
+    """The tokenizer of a checkpoint, without added tokens that have no weights, which a warning names."""
     vocabulary = form.load_tokenizer(_folder(root))
-    if vocabulary.tokens is not None and len(vocabulary.tokens) > config.vocab_size:
+    pieces = own_tokens(vocabulary) if vocabulary.tokens or vocabulary.rules.added else ()
+    own, added = len(pieces), vocabulary.rules.beyond(pieces)
+    sizes = f"the vocabulary in {_folder(root)} has {own:,} tokens and the config's vocab_size is {config.vocab_size:,}"
+    if own > config.vocab_size:
         raise BertKerasError(
-            f"the vocabulary in {_folder(root)} has {len(vocabulary.tokens)} tokens and the config's vocab_size is "
-            f"{config.vocab_size}: they belong to different models; bring both files of one model."
+            f"{sizes}: the last tokens have no weights; bring the vocabulary and the config.json of one model."
         )
-    return vocabulary
+    if pieces and own + len(added) < config.vocab_size - _PADDED:
+        warnings.warn(
+            f"{sizes}: more weights than tokens are of another vocabulary, unless the model was made so.",
+            stacklevel=1,  # always this line, so that Python warns once
+        )
+    if own + len(added) <= config.vocab_size:
+        return vocabulary
+    lost = {*added[config.vocab_size - own :]}
+    warnings.warn(
+        f"{_folder(root)} adds {', '.join(sorted(lost))[:1000]} to its tokenizer and has no weights for them (vocab_size is "
+        f"{config.vocab_size:,}): text that holds them is split into other tokens.",
+        stacklevel=1,  # always this line, so that Python warns once
+    )
+    kept = tuple(token for token in vocabulary.rules.added if token.content not in lost)
+    return vocabulary._replace(rules=dataclasses.replace(vocabulary.rules, added=kept))

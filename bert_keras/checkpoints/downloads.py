@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from bert_keras.checkpoints.hugging_face import HUGGING_FACE, SAFETENSORS, TORCH, import_torch
-from bert_keras.checkpoints.hugging_face_tokenizer import TOKENIZER_CONFIG
 from bert_keras.checkpoints.keras_hub import keras_hub
 from bert_keras.checkpoints.published import (
     ADDRESSES,
@@ -34,6 +33,13 @@ from bert_keras.checkpoints.published import (
     MODEL_GARDEN_URL,
     TF_HUB,
     TF_HUB_URL,
+)
+from bert_keras.checkpoints.sentence_transformers import MODULES, SETTINGS
+from bert_keras.checkpoints.tokenizer_tables import (
+    ADDED_TOKENS,
+    SENTENCE_CONFIG,
+    SPECIAL_TOKENS,
+    TOKENIZER_CONFIG,
 )
 from bert_keras.errors import BertKerasError, MissingFileError, first_line, first_names
 from bert_keras.io.folders import atomic_folder
@@ -47,7 +53,8 @@ _REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?", re.ASCII)
 _CONFIG = "config.json"
 _TOKENIZER_FILES = (
     *(VOCAB_TXT, SENTENCEPIECE, VOCAB_JSON, MERGES_TXT, TOKENIZER_JSON, TOKENIZER_CONFIG),
-    "added_tokens.json",  # says that a tokenizer is another one
+    *(ADDED_TOKENS, SPECIAL_TOKENS, SENTENCE_CONFIG),
+    *(MODULES, SETTINGS, "*_Pooling/config.json"),  # of sentence-transformers
 )
 # The first group of which a repository has a file is downloaded. A PyTorch file needs torch to be read.
 _WEIGHTS = tuple(

@@ -1,6 +1,7 @@
 """Reads and writes the presets of KerasHub through the library: the file only numbers the layers, the model names them."""
 
 import contextlib
+import dataclasses
 import json
 import math
 import pathlib
@@ -20,7 +21,7 @@ from bert_keras.checkpoints.checkpoint import (
     slashed,
     variable_shapes,
 )
-from bert_keras.checkpoints.hugging_face_tokenizer import lower_cases
+from bert_keras.checkpoints.letter_case import lower_cases
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError, first_line
 from bert_keras.io.json_files import (
@@ -37,6 +38,7 @@ from bert_keras.io.json_files import (
     read_optional,
     shortened,
 )
+from bert_keras.text.rules import Rules
 from bert_keras.text.vocabulary import Vocabulary, read_pieces, refuse_other_ids
 
 _TABLE = {
@@ -213,6 +215,11 @@ def _save(checkpoint: Checkpoint, tensors: dict[str, np.ndarray], folder: pathli
     if other := next((name for name, found in others.items() if found is not None), None):
         raise BertKerasError(
             f"a keras-hub preset of BERT has no {other} tokenizer; write hugging-face, or leave the tokenizer out."
+        )
+    if changed := [*dataclasses.replace(vocabulary.rules, max_word=Rules.max_word).to_json()]:
+        raise BertKerasError(
+            f"a keras-hub preset has no place for {', '.join(changed)} of the tokenizer; write hugging-face, or leave the "
+            "tokenizer out."
         )
     backbone = _backbone(checkpoint.config)
     for variable in backbone.weights:

@@ -21,6 +21,7 @@ from bert_keras.io.formats import check_saved_model
 from bert_keras.io.paths import for_tensorflow, to_path
 from bert_keras.text.byte_bpe import ByteBPE
 from bert_keras.text.preprocessing import Preprocessor
+from bert_keras.text.rules import Rules
 from bert_keras.text.sentencepiece import SentencePiece
 from bert_keras.text.tokenizer import Tokenizer
 from bert_keras.text.wordpiece import WordPiece
@@ -88,23 +89,27 @@ def _row(text: Any) -> Any:
 
 
 def _tokenizer_config(tokenizer: Tokenizer) -> dict[str, Any]:
+    rules = {"rules": found} if (found := tokenizer.rules.to_json()) else {}
     if isinstance(tokenizer, WordPiece):
         # One string: Keras would visit every item of a list.
         return {
-            "wordpiece": "\n".join(tokenizer.vocabulary),
+            "wordpiece": "\n".join(tokenizer.own_vocabulary),
             "lower_case": tokenizer.lower_case,
             "special_tokens_in_text": tokenizer.special_tokens_in_text,
+            **rules,
         }
     if isinstance(tokenizer, SentencePiece):
         return {
             "sentencepiece": base64.b64encode(tokenizer.model).decode(),
             "lower_case": tokenizer.lower_case,
+            **rules,
         }
     if isinstance(tokenizer, ByteBPE):
         return {
-            "byte_bpe": "\n".join(tokenizer.vocabulary),
+            "byte_bpe": "\n".join(tokenizer.own_vocabulary),
             "merges": "\n".join(tokenizer.merges),
             "special_tokens_in_text": tokenizer.special_tokens_in_text,
+            **rules,
         }
     raise BertKerasError(
         f"a model with a {type(tokenizer).__name__} cannot be saved; WordPiece, SentencePiece and ByteBPE can."
@@ -113,6 +118,8 @@ def _tokenizer_config(tokenizer: Tokenizer) -> dict[str, Any]:
 
 def _tokenizer(config: Mapping[str, Any]) -> Tokenizer:
     settings = dict(config)
+    if "rules" in settings:
+        settings["rules"] = Rules.from_json(settings["rules"])
     if "wordpiece" in settings:
         return WordPiece(settings.pop("wordpiece").split("\n"), **settings)
     if "byte_bpe" in settings:

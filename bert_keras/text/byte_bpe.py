@@ -18,18 +18,12 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
 from bert_keras.io.json_files import shortened
-from bert_keras.text.tokenizer import (
-    ROBERTA_PAIR,
-    SpecialTokens,
-    Tokenizer,
-    digest_lines,
-    masked,
-    masked_rows,
-    repeats,
-    row_numbers,
-)
+from bert_keras.text.added_tokens import WHITE_SPACE, Columns
+from bert_keras.text.ragged import masked, repeats, row_numbers
+from bert_keras.text.rules import ROBERTA_PAIR, AddedToken, Rules
+from bert_keras.text.tokenizer import Tokenizer, find_special
 from bert_keras.text.vocabulary import Vocabulary
-from bert_keras.text.words import WHITE_SPACE, Words, WordSplitter, byte_alphabet
+from bert_keras.text.words import Words, WordSplitter, byte_alphabet
 
 # RoBERTa's names of the special tokens.
 BPE_TOKENS = {"padding": "<pad>", "unknown": "<unk>", "start": "<s>", "end": "</s>", "mask": "<mask>"}
@@ -43,32 +37,54 @@ class ByteBPE(Tokenizer):
         vocab.json
     merges: the pairs to merge in the order of learning, as in a merges.txt: "Ġ t"
 
-    special_tokens_in_text: True reads a literal "<mask>" (also <s>, </s>, <pad>, <unk>) as that token, and drops the white space
-        before a "<mask>". False splits it as other text, so that a text cannot inject a separator.
+    special_tokens_in_text: True reads a literal "<mask>" (also <s>, </s>, <pad>, <unk>) as that token, "<mask>" with the white
+        space before it. False splits it as other text, so that a text cannot inject a separator.
+    rules: settings that the original lacks, such as added tokens
 
     Text has no normal form: case, accents and spaces stay. No text has an unknown token.
     Raises ValueError for a vocabulary that lacks a special token or a byte, and for merges whose tokens it lacks.
     Source: Radford et al. 2019 (GPT-2), sec. 2.2; Liu et al. 2019 (RoBERTa), sec. 4.4.
     """
 
-    pair = ROBERTA_PAIR
+    own_pair = ROBERTA_PAIR
     before_mask = rf"[{WHITE_SPACE}]+$"
+    trims = True
 
     def __init__(
-        self, vocabulary: Sequence[str], merges: Sequence[str], *, special_tokens_in_text: bool = False
+        self,
+        vocabulary: Sequence[str],
+        merges: Sequence[str],
+        *,
+        special_tokens_in_text: bool = False,
+        rules: Rules = Rules(),  # noqa: B008  frozen
     ):
+        names = BPE_TOKENS | dict(rules.names)
         ids = checked_ids(vocabulary, source="vocabulary")
+        full = (*vocabulary, *rules.beyond(tuple(vocabulary)))
+        special = find_special(full, names, model="RoBERTa", source="vocabulary")
         pairs, joined = _checked_merges(merges, ids, source="merges")
-        special = SpecialTokens(**{name: ids[token] for name, token in BPE_TOKENS.items()})
-        super().__init__(vocabulary, special=special, lower_case=False)
+        there = [
+            AddedToken(token, normalized=False, lstrip=role == "mask")
+            for role, token in names.items()
+            if token in full
+        ]
+        super().__init__(
+            vocabulary,
+            special=special,
+            lower_case=False,
+            rules=rules,
+            names=names,
+            whole=there if special_tokens_in_text else (),
+        )
         self.special_tokens_in_text = special_tokens_in_text
+        self._find_normalized_in_text = self._find_normalized(lambda texts: texts)
         fixed = tuple(merges)
         self._merge_lines = lambda: fixed
         alphabet = byte_alphabet()
         self._bytes = {character: byte for byte, character in enumerate(alphabet)}
         byte_ids = np.array([ids[character] for character in alphabet], "int32")
         texts = [self._bytes_of(token) for token in vocabulary]
-        self._split = WordSplitter(tuple(BPE_TOKENS.values()) if special_tokens_in_text else ())
+        self._split = WordSplitter()
         self._merge = Merges(pairs, joined, lengths=np.array([*map(len, texts)]), byte_ids=byte_ids)
         self._real = np.unique(np.concatenate([byte_ids, joined]))
         with tf.device("CPU"):
@@ -83,13 +99,17 @@ class ByteBPE(Tokenizer):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the vocabulary, one token per line, a blank line, and the merges, one per line."""
-        return digest_lines((*self.vocabulary, "", *self.merges))
+        """SHA-256 of the vocabulary, one token per line, a blank line, the merges, and settings that the original lacks."""
+        return super().digest
+
+    def _digested(self) -> tuple[str, ...]:
+        return (*self.vocabulary, "", *self.merges)
 
     @property
     def continues(self) -> np.ndarray:
         """Bool [V], tokens without a space before them (fairseq's gpt2_bpe.py, is_beginning_of_word)."""
-        return np.array([not token.startswith("Ġ") for token in self.vocabulary])
+        own = len(self.own_vocabulary)
+        return np.array([i < own and not token.startswith("Ġ") for i, token in enumerate(self.vocabulary)])
 
     @property
     def real(self) -> np.ndarray:
@@ -97,24 +117,37 @@ class ByteBPE(Tokenizer):
 
     @property
     def texts(self) -> tuple[bytes, ...]:
-        return tuple(map(self._bytes_of, self.vocabulary))
+        beyond = self.vocabulary[len(self.own_vocabulary) :]
+        return (*map(self._bytes_of, self.own_vocabulary), *(token.encode() for token in beyond))
 
     def to_vocabulary(self) -> Vocabulary:
         return super().to_vocabulary()._replace(merges=self.merges)
 
-    def tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
-        codes = self._without_dropped(tf.strings.unicode_decode(text, "UTF-8", errors="ignore"))[0]
-        ids, _, _ = self._tokens(self._split(codes))
-        return ids
+    def _ids(self, text: tf.Tensor) -> tf.RaggedTensor:
+        return self._find_normalized_in_text(text, lambda part: (self._merged_ids(part),))[0]
 
-    def tokenize_with_offsets(self, text: tf.Tensor) -> tuple[tf.RaggedTensor, ...]:
-        """text: string [B] -> three ragged int32 [B, (T)]: ids, start bytes and end bytes (exclusive) in `text` as given.
+    def _with_offsets(self, text: tf.Tensor) -> Columns:
+        return self._find_normalized_in_text(text, self._merged_with_offsets)
+
+    def _prefixed(self, text: tf.Tensor) -> tf.Tensor:
+        """Texts with a space before those that do not start with one, if a setting says so; empty texts stay."""
+        if not self.rules.prefix_space:
+            return text
+        first = tf.strings.substr(text, 0, 1)
+        return tf.where((first == "") | (first == " "), text, tf.strings.join([" ", text]))
+
+    def _merged_ids(self, text: tf.Tensor) -> tf.RaggedTensor:
+        codes = tf.strings.unicode_decode(self._prefixed(text), "UTF-8", errors="ignore")
+        return self._tokens(self._split(codes))[0]
+
+    def _merged_with_offsets(self, text: tf.Tensor) -> Columns:
+        """Ids, start bytes and end bytes of text without added tokens.
 
         Offsets leave out the spaces before a word; a token of spaces alone has no bytes, and stands at its end. The tokens of
         one character all have its bytes.
         """
-        decoded = tf.strings.unicode_decode_with_offsets(text, "UTF-8", errors="ignore")
-        codes, offsets = self._without_dropped(*decoded)
+        prefixed = self._prefixed(text)
+        codes, offsets = tf.strings.unicode_decode_with_offsets(prefixed, "UTF-8", errors="ignore")
         words = self._split(codes)
         ids, word, places = self._tokens(words)
         # Bytes of the concatenated valid characters, which the tokens cover without a gap.
@@ -131,13 +164,18 @@ class ByteBPE(Tokenizer):
             row_starts, tf.minimum(tf.searchsorted(ends, starts, side="right"), tf.size(ends) - 1)
         )
         row_starts = tf.where(starts == stops, row_ends, row_starts)
+        if self.rules.prefix_space:
+            added = tf.strings.length(prefixed) - tf.strings.length(text)
+            shift = tf.gather(added, row_numbers(ids.row_splits))
+            row_starts, row_ends = tf.maximum(row_starts - shift, 0), tf.maximum(row_ends - shift, 0)
         return ids, ids.with_values(row_starts), ids.with_values(row_ends)
 
     def _arguments(self) -> dict[str, Any]:
         return {
-            "vocabulary": self.vocabulary,
+            "vocabulary": self.own_vocabulary,
             "merges": self.merges,
             "special_tokens_in_text": self.special_tokens_in_text,
+            "rules": self.rules,
         }
 
     def _joined(self, pieces: Sequence[str]) -> str:
@@ -149,24 +187,13 @@ class ByteBPE(Tokenizer):
             return bytes(self._bytes[character] for character in token)
         return token.encode()
 
-    def _without_dropped(self, codes: tf.RaggedTensor, *others: tf.RaggedTensor) -> list[tf.RaggedTensor]:
-        """Characters without the white space before a literal mask, if text may hold it. Ragged [B, (C)] each."""
-        if not self.special_tokens_in_text:
-            return [codes, *others]
-        return masked_rows(~self._split.white_before(codes, BPE_TOKENS["mask"]), codes, *others)
-
     def _whole_words(self, texts: Sequence[bytes]) -> tuple[tf.Tensor, ...]:
         """The words that the merges make a single token: their hashes in ascending order, the words, and the tokens."""
         words = tf.constant([texts[i] for i in self._real])
         tokens, _ = tf.function(functools.partial(self._merge), autograph=False)(words)
         single = tokens.row_lengths() == 1
-        # The names of the special tokens are words only where text may hold these tokens.
-        names = tf.constant([*BPE_TOKENS.values()])
-        words = tf.concat([masked(words, single), names], axis=0)
-        first = masked(tokens.row_starts(), single)
-        tokens = tf.concat(
-            [tf.gather(tokens.values, first), [getattr(self.special, name) for name in BPE_TOKENS]], axis=0
-        )
+        words = masked(words, single)
+        tokens = tf.gather(tokens.values, masked(tokens.row_starts(), single))
         keys = tf.strings.to_hash_bucket_fast(words, _BUCKETS)
         order = tf.argsort(keys)
         return tf.gather(keys, order), tf.gather(words, order), tf.gather(tokens, order)
@@ -203,10 +230,6 @@ def checked_ids(vocabulary: Sequence[str], *, source: str) -> dict[str, int]:
             raise BertKerasError(
                 f"{source}: {shortened(token)} has the ids {ids[token]} and {id_}; remove one of the two"
             )
-    if missing := [token for token in BPE_TOKENS.values() if token not in ids]:
-        raise BertKerasError(
-            f"{source}: {', '.join(missing)} missing; RoBERTa needs {' '.join(BPE_TOKENS.values())}"
-        )
     if missing := [character for character in byte_alphabet() if character not in ids]:
         raise BertKerasError(
             f"{source}: no token for {len(missing)} of the 256 bytes, {missing[0]!r} the first; byte-level BPE needs all"

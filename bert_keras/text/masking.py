@@ -58,7 +58,7 @@ class Pieces:
     def is_special(self) -> np.ndarray:
         """Bool [V], True for ids that are never predicted."""
         table = np.zeros(len(self.continues), bool)
-        table[list(dataclasses.astuple(self.special))] = True
+        table[[*self.special.ids]] = True
         return table
 
 
@@ -91,7 +91,7 @@ def mask(
     draw = _at(positions, uniform(seeds[2]))
     random = _at(positions, _random_pieces(uniform, seeds[3], pieces, masking))
     hidden = tf.where(draw < 1 - masking.keep, random, originals)
-    hidden = tf.where(draw < masking.hide, pieces.special.mask, hidden)
+    hidden = tf.where(draw < masking.hide, pieces.special.mask_id, hidden)
     places = tf.where(chosen)
     at = tf.stack([places[:, 0], tf.cast(tf.gather_nd(positions, places), places.dtype)], axis=1)
     kept = {name: value for name, value in features.items() if name != WORD_STARTS}

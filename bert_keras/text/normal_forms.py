@@ -17,7 +17,10 @@ from typing import Any
 import tensorflow as tf
 
 from bert_keras.errors import MissingPackageError
-from bert_keras.text.tokenizer import Tokenizer, encode_characters, masked, row_numbers
+from bert_keras.text.added_tokens import WHITE_SPACE
+from bert_keras.text.ragged import encode_characters, masked, row_numbers
+from bert_keras.text.rules import Rules
+from bert_keras.text.tokenizer import Tokenizer
 
 # This module of TensorFlow Text formats its docstrings when it is imported, so that `python -OO` cannot import it.
 _FORMATS_ITS_DOCSTRINGS = "tensorflow_text.python.ops.wordshape_ops"
@@ -62,6 +65,10 @@ SIMPLE_UNCASED = (
     r"[\t\n\r -~\x{A0}-\x{AC}\x{AE}-\x{BF}\x{D7}\x{DF}\x{E6}\x{F0}\x{F7}\x{F8}\x{FE}\x{2010}-\x{2027}\x{2030}-\x{205E}"
     r"\x{20A0}-\x{20BF}\x{3001}-\x{3029}\x{3400}-\x{4DBF}\x{4E00}-\x{9FFF}\x{FF01}-\x{FF20}]*"
 )
+
+SIMPLE_ASCII = r"[ -~]*"
+# The blocks of CJK ideographs that are words of one character (google-research/bert tokenization.py, `_is_chinese_char`).
+_IDEOGRAPHS = r"\x{3400}-\x{4DBF}\x{4E00}-\x{9FFF}\x{F900}-\x{FAFF}\x{20000}-\x{2A6DF}\x{2A700}-\x{2CEAF}\x{2F800}-\x{2FA1F}"
 
 # Text in UTF-8. The class leaves out surrogates: a pattern of all characters would let them pass.
 VALID_UTF8 = r"[^\p{Cs}]*"
@@ -153,14 +160,30 @@ def valid_utf8(text: tf.Tensor) -> tf.Tensor:
     )
 
 
-def wordpiece_form(text: tf.Tensor, *, lower_case: bool) -> tf.Tensor:
-    """Valid UTF-8 without control characters; with `lower_case` also lower-cased and without accents."""
-    text = tf.strings.regex_replace(valid_utf8(text), f"[{_REMOVED}]", "")
+def wordpiece_form(
+    text: tf.Tensor, *, lower_case: bool, clean: bool = True, accents: str = "", decompose: str = "NFD"
+) -> tf.Tensor:
+    """Valid UTF-8 in WordPiece's normal form.
+
+    clean: remove control characters
+    accents: a pattern of the characters to remove from the text in its normal form `decompose`; "" leaves both out
+    """
+    # The kernel stops at a NUL. A control character in its place is in no token either.
+    removed, by = (f"[{_REMOVED}]", "") if clean else (r"\x00", _FILLER)
+    text = tf.strings.regex_replace(valid_utf8(text), removed, by)
     if lower_case:
         # ASCII first: the second step depends on the machine's locale, and a Turkish one turns I into a dotless i.
         text = tf.strings.lower(tf.strings.lower(text), encoding="utf-8")
-        text = tf.strings.regex_replace(tf_text.normalize_utf8(text, "NFD"), r"\p{Mn}", "")
+    if accents:
+        text = tf.strings.regex_replace(tf_text.normalize_utf8(text, decompose), accents, "")
     return text
+
+
+def spaced(text: tf.Tensor, rules: Rules) -> tf.Tensor:
+    """The normal form with what the library `tokenizers` puts into it: spaces for white space, and around CJK ideographs."""
+    if rules.clean_text:
+        text = tf.strings.regex_replace(text, f"[{WHITE_SPACE}]", " ")
+    return tf.strings.regex_replace(text, f"[{_IDEOGRAPHS}]", r" \0 ") if rules.split_chinese else text
 
 
 def one_quote(text: tf.Tensor) -> tf.Tensor:

@@ -33,7 +33,8 @@ from bert_keras.features import (
     WORD_INDEX,
     WorkerRows,
 )
-from bert_keras.text.tokenizer import Tokenizer, repeats, row_numbers
+from bert_keras.text.ragged import repeats, row_numbers
+from bert_keras.text.tokenizer import Tokenizer
 
 Features = dict[str, tf.Tensor]
 MAX_SEGMENTS = 2  # BERT has two type ids
@@ -81,6 +82,8 @@ ENDS: dict[str, Callable[..., tuple[tf.Tensor, tf.Tensor]]] = {"tail": tail, "he
 
 class Preprocessor(tf.Module):
     """Tokenizes one or two segments, cuts them to fit, frames them with special tokens and pads.
+
+    The end of a segment is cut off, or its start if the tokenizer's rules say so.
 
     seq_length: S, in tokens, special tokens included; for `pack` in a graph, int32 [] is allowed too.
     pad_to_longest: pad to the batch's longest row (S is then at most seq_length) instead of to seq_length.
@@ -256,7 +259,8 @@ class Preprocessor(tf.Module):
         kept = [tf.minimum(lengths[0], room)]
         if len(segments) == 2:
             kept = list(TRUNCATION[self.truncation](*lengths, room=room))
-        return [_heads(segment, length) for segment, length in zip(segments, kept, strict=True)]
+        cut = _tails if self.tokenizer.rules.left else _heads
+        return [cut(segment, length) for segment, length in zip(segments, kept, strict=True)]
 
 
 class _Windows:
@@ -391,8 +395,12 @@ def _heads(rows: tf.RaggedTensor, lengths: tf.Tensor) -> tf.RaggedTensor:
     return tf.gather(rows.values, tf.ragged.range(starts, starts + tf.cast(lengths, starts.dtype)))
 
 
+def _tails(rows: tf.RaggedTensor, lengths: tf.Tensor) -> tf.RaggedTensor:
+    """The last lengths[i] values of every row i."""
+    ends = rows.row_limits()
+    return tf.gather(rows.values, tf.ragged.range(ends - tf.cast(lengths, ends.dtype), ends))
+
+
 def _ends(rows: tf.RaggedTensor, first: tf.Tensor, last: tf.Tensor) -> tf.RaggedTensor:
     """The first first[i] and the last last[i] values of every row i."""
-    ends = rows.row_limits()
-    after = tf.gather(rows.values, tf.ragged.range(ends - tf.cast(last, ends.dtype), ends))
-    return tf.concat([_heads(rows, first), after], axis=1)
+    return tf.concat([_heads(rows, first), _tails(rows, last)], axis=1)

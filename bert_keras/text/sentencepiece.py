@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError, first_line
+from bert_keras.text.added_tokens import Columns
 from bert_keras.text.normal_forms import (
     SIMPLE_SENTENCEPIECE,
     Normalizing,
@@ -23,7 +24,9 @@ from bert_keras.text.normal_forms import (
     tf_text,
     vanishing,
 )
-from bert_keras.text.tokenizer import END, MASK, START, Normalizer, SpecialTokens, repeats, row_numbers
+from bert_keras.text.ragged import repeats, row_numbers
+from bert_keras.text.rules import END, MASK, START, Rules
+from bert_keras.text.tokenizer import Normalizer, digest_lines, find_special
 from bert_keras.text.vocabulary import Vocabulary, read_model
 
 # ALBERT's names of the special tokens.
@@ -40,6 +43,7 @@ class SentencePiece(Normalizing):
     model: a serialized SentencePiece model, whose [CLS], [SEP], [MASK] and <pad> are control symbols, which text cannot
         contain.
     lower_case: lower-case, as the published models do. Accents are always stripped, and `` and '' become double quotes.
+    rules: settings that the original lacks, such as added tokens.
 
     A digit and a comma are never one token: "9," becomes "9" and ",".
     Raises ValueError for bytes that are not such a model.
@@ -48,16 +52,28 @@ class SentencePiece(Normalizing):
 
     _simple = SIMPLE_SENTENCEPIECE
 
-    def __init__(self, model: bytes, *, lower_case: bool = True):
-        proto, encode = _checked_model(model, source="model")
-        vocabulary = [piece.piece for piece in proto.pieces]
+    def __init__(
+        self,
+        model: bytes,
+        *,
+        lower_case: bool = True,
+        rules: Rules = Rules(),  # noqa: B008  frozen
+    ):
+        names = SENTENCEPIECE_TOKENS | dict(rules.names)
+        proto, encode = _checked_model(model, names, source="model")
+        vocabulary = tuple(piece.piece for piece in proto.pieces)
         ids = {piece: i for i, piece in enumerate(vocabulary)}
-        special = SpecialTokens(**{name: ids[token] for name, token in SENTENCEPIECE_TOKENS.items()})
-        super().__init__(vocabulary, special=special, lower_case=lower_case)
+        special = find_special(vocabulary, names, model="ALBERT", source="model")
+        super().__init__(vocabulary, special=special, lower_case=lower_case, rules=rules, names=names)
+        self._find_normalized_in_text = self._find_normalized(self._form_of)
         self.model = model
         self._attached = vanishing()
         occurring = (proto.SentencePiece.NORMAL, proto.SentencePiece.USER_DEFINED)
-        self._real = np.array([i for i, piece in enumerate(proto.pieces) if piece.type in occurring], "int32")
+        own = len(vocabulary)
+        kept = [i < own and proto.pieces[i].type not in occurring for i in range(self.vocab_size)]
+        self._real = np.array(
+            [i for i, left_out in enumerate(kept) if not left_out and i not in self._marks], "int32"
+        )
         parts = [_without_comma(piece, encode) for piece in vocabulary]
         with tf.device("CPU"):
             # A piece becomes one or more parts: their ids, and the bytes of text from each part to the end of the piece.
@@ -69,20 +85,22 @@ class SentencePiece(Normalizing):
     def from_file(cls, path: str, *, lower_case: bool = True) -> SentencePiece:
         """Reads a `spiece.model`. Raises FileNotFoundError, or ValueError for a file that is not a model."""
         model = read_model(path)
-        _checked_model(model, source=path)
-        return cls(model, lower_case=lower_case)
+        try:
+            return cls(model, lower_case=lower_case)
+        except BertKerasError as error:
+            raise BertKerasError(f"{path}: {error}") from error
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the model."""
-        return hashlib.sha256(self.model).hexdigest()
+        """SHA-256 of the model, and of settings that the original lacks."""
+        own, rules = hashlib.sha256(self.model).hexdigest(), self._ruled()
+        return digest_lines((own, *rules)) if rules else own
 
     @property
     def continues(self) -> np.ndarray:
         """Bool [V], tokens that continue a word: English letters and signs without the space."""
-        return np.array(
-            [piece not in _SIGNS and {*piece.lower()} <= _LETTERS | _SIGNS for piece in self.vocabulary]
-        )
+        own = [piece not in _SIGNS and {*piece.lower()} <= _LETTERS | _SIGNS for piece in self.own_vocabulary]
+        return np.array([*own, *[False] * (self.vocab_size - len(own))])
 
     @property
     def real(self) -> np.ndarray:
@@ -90,23 +108,41 @@ class SentencePiece(Normalizing):
 
     @property
     def texts(self) -> tuple[bytes, ...]:
-        return tuple(piece.replace(SPACE, " ").encode() for piece in self.vocabulary)
+        beyond = (f" {token}" for token in self.vocabulary[len(self.own_vocabulary) :])
+        return tuple(piece.replace(SPACE, " ").encode() for piece in (*self.own_vocabulary, *beyond))
 
     def to_vocabulary(self) -> Vocabulary:
-        return Vocabulary(sentencepiece=self.model, lower_case=self.lower_case)
+        return Vocabulary(sentencepiece=self.model, lower_case=self.lower_case, rules=self.rules)
 
-    def tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
+    def _form_of(self, texts: list[str]) -> list[str]:
+        """The normal forms of the texts of added tokens."""
+        return [form.decode() for form in self._normal_form(one_quote(tf.constant(texts))).numpy()]
+
+    def _ids(self, text: tf.Tensor) -> tf.RaggedTensor:
         normal, _ = self._normalize(one_quote(text))
-        parts = self._parts(self._kernel().tokenize(normal))
-        return parts.with_values(tf.gather(self._part_ids, parts.values))
+        return self._find_normalized_in_text(normal, self._piece_ids)[0]
 
-    def tokenize_with_offsets(self, text: tf.Tensor) -> tuple[tf.RaggedTensor, ...]:
-        """text: string [B] -> three ragged int32 [B, (T)]: ids, start bytes and end bytes (exclusive) in `text` as given.
+    def _with_offsets(self, text: tf.Tensor) -> Columns:
+        """Ids, start bytes and end bytes.
 
         Offsets leave out the space before a word. A token of that space alone starts where its word starts and has no bytes.
         """
         marked = one_quote(text)
         normal, simple = self._normalize(marked)
+        ids, begins, stops = self._find_normalized_in_text(normal, self._pieces)
+        begun, stopped = self._locate(marked, simple, begins, stops)
+        return (
+            ids,
+            begun,
+            stopped.with_values(tf.where(begins.values == stops.values, begun.values, stopped.values)),
+        )
+
+    def _piece_ids(self, normal: tf.Tensor) -> Columns:
+        parts = self._parts(self._kernel().tokenize(normal))
+        return (parts.with_values(tf.gather(self._part_ids, parts.values)),)
+
+    def _pieces(self, normal: tf.Tensor) -> Columns:
+        """Ids, start bytes and end bytes in the normal form."""
         ids, starts, ends = self._kernel().tokenize_with_offsets(normal)
         parts = self._parts(ids)
         starts, ends = self._trim(normal, tf.cast(starts, tf.int32), tf.cast(ends, tf.int32))
@@ -119,12 +155,11 @@ class SentencePiece(Normalizing):
         begins = tf.where(first, piece_starts, begins)
         last = tf.concat([first[1:], [True]], axis=0)
         stops = tf.where(last, piece_ends, tf.concat([begins[1:], [0]], axis=0))
-        begun, stopped = self._locate(marked, simple, parts.with_values(begins), parts.with_values(stops))
-        stopped = stopped.with_values(tf.where(begins == stops, begun.values, stopped.values))
-        return parts.with_values(tf.gather(self._part_ids, parts.values)), begun, stopped
+        ids = parts.with_values(tf.gather(self._part_ids, parts.values))
+        return ids, parts.with_values(begins), parts.with_values(stops)
 
     def _arguments(self) -> dict[str, Any]:
-        return {"model": self.model, "lower_case": self.lower_case}
+        return {"model": self.model, "lower_case": self.lower_case, "rules": self.rules}
 
     def _joined(self, pieces: Sequence[str]) -> str:
         return "".join(pieces).replace(SPACE, " ").strip()
@@ -176,7 +211,9 @@ def _bytes_to_end(parts: list[str]) -> list[int]:
     return [sum(lengths[i:]) for i in range(len(parts))]
 
 
-def _checked_model(model: bytes, *, source: str) -> tuple[Any, Callable[[str], list[str]]]:
+def _checked_model(
+    model: bytes, names: Mapping[str, str], *, source: str
+) -> tuple[Any, Callable[[str], list[str]]]:
     """The parsed model and its encoder. Raises ValueError for bytes with which the kernel would crash the process."""
     import sentencepiece
     from google.protobuf.message import DecodeError
@@ -195,13 +232,13 @@ def _checked_model(model: bytes, *, source: str) -> tuple[Any, Callable[[str], l
         raise BertKerasError(f"{source}: token {bad[0]} is not UTF-8; download it again")
     types = {piece.piece: piece.type for piece in proto.pieces}
     kind = proto.SentencePiece
-    for name, token in SENTENCEPIECE_TOKENS.items():
+    for name, token in names.items():
         wanted = kind.UNKNOWN if name == "unknown" else kind.CONTROL
-        if types.get(token) != wanted:
+        if types.get(token) != wanted and (name, types.get(token)) != ("mask", None):
             found = "missing" if token not in types else f"a {kind.Type.Name(types[token])} piece"
             raise BertKerasError(
                 f"{source}: {token} is {found}; wanted a {kind.Type.Name(wanted)} piece; ALBERT needs "
-                f"{' '.join(SENTENCEPIECE_TOKENS.values())}, which text cannot contain"
+                f"{' '.join(names.values())}, which text cannot contain"
             )
     normalizer = proto.normalizer_spec
     if not (normalizer.add_dummy_prefix and normalizer.remove_extra_whitespaces) or (

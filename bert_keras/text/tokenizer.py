@@ -1,15 +1,12 @@
-"""The interface of a tokenizer, a text in, ids and byte offsets out, and operations on ragged tensors in few nodes.
-
-TensorFlow prepares the graph of a tokenizer again for each new iterator and each loaded model, also the branches that few texts
-take. `tf.ragged.boolean_mask`, `value_rowids` and `tf.repeat` add many more nodes than the functions here do.
-"""
+"""The interface of a tokenizer: a text in, ids and byte offsets out."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,62 +14,93 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
 from bert_keras.io.signals import tracing
+from bert_keras.text.added_tokens import AddedTokens, Columns
+from bert_keras.text.rules import BERT_PAIR, AddedToken, Rules
 from bert_keras.text.vocabulary import Vocabulary
 
-# The special tokens of BERT's vocabularies.
-PADDING, UNKNOWN, START, END, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 # Texts -> texts as a tokenizer normalizes them before it looks for tokens: the input for learning a vocabulary.
 Normalizer = Callable[[Sequence[str]], list[str]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpecialTokens:
-    """The ids of the special tokens."""
+    """The ids of the special tokens; mask is None in a vocabulary without one."""
 
     padding: int
     unknown: int
     start: int
     end: int
-    mask: int
+    mask: int | None
+
+    @property
+    def mask_id(self) -> int:
+        """The id of the mask. Raises BertKerasError if the vocabulary has none."""
+        if self.mask is None:
+            raise BertKerasError(
+                "the vocabulary has no mask token, which masked texts need; use another checkpoint."
+            )
+        return self.mask
+
+    @property
+    def ids(self) -> set[int]:
+        """All ids."""
+        return {one for one in dataclasses.astuple(self) if one is not None}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PairFormat:
-    """The form of two segments in one sequence.
-
-    separators: the number of `end` tokens between the segments
-    second_type: the type id of the second segment; the first has 0
-    """
-
-    separators: int
-    second_type: int
-
-    def added(self, segments: int) -> int:
-        """The number of special tokens in a sequence of one or two segments."""
-        return 2 + (segments - 1) * self.separators
-
-
-BERT_PAIR = PairFormat(separators=1, second_type=1)  # [CLS] A [SEP] B [SEP]
-ROBERTA_PAIR = PairFormat(separators=2, second_type=0)  # <s> A </s></s> B </s>
+def find_special(
+    vocabulary: Sequence[str], names: Mapping[str, str], *, model: str, source: str
+) -> SpecialTokens:
+    """The special tokens of a vocabulary. names: role -> token. Raises BertKerasError if one is missing, except the mask."""
+    ids = {token: i for i, token in enumerate(vocabulary)}
+    if missing := [token for role, token in names.items() if token not in ids and role != "mask"]:
+        raise BertKerasError(
+            f"{source}: {', '.join(missing)} missing; {model} needs {' '.join(names.values())}"
+        )
+    return SpecialTokens(**{role: ids.get(token) for role, token in names.items()})  # type: ignore[arg-type]
 
 
 class Tokenizer(tf.Module):
     """The methods and properties that preprocessing, masking, the tasks and checkpoints use; both methods run in graph.
 
+    vocabulary: the model's own tokens in the order of their ids; those of the added tokens follow
+    names: the special tokens by role
+    whole: special tokens that are whole in text
+
     before_mask: a pattern of the end of a text that a mask after it takes
+    trims: True leaves white space out of the offsets of added tokens
     """
 
-    pair = BERT_PAIR
+    own_pair = BERT_PAIR
     before_mask = "$^"  # nothing
+    trims = False
 
-    def __init__(self, vocabulary: Sequence[str], *, special: SpecialTokens, lower_case: bool) -> None:
+    def __init__(
+        self,
+        vocabulary: Sequence[str],
+        *,
+        special: SpecialTokens,
+        lower_case: bool,
+        rules: Rules = Rules(),  # noqa: B008  frozen
+        names: Mapping[str, str] | None = None,
+        whole: Sequence[AddedToken] = (),
+    ) -> None:
         super().__init__()
-        self.special = special
-        self.vocab_size = len(vocabulary)
-        self.lower_case = lower_case
+        self.special, self.rules, self.lower_case = special, rules, lower_case
+        self.pair = rules.pair or self.own_pair
         # A function hides the tuple: TensorFlow would visit every item each time it lists the module's variables.
-        fixed = tuple(vocabulary)
-        self._vocabulary = lambda: fixed
+        own = tuple(vocabulary)
+        fixed = (*own, *rules.beyond(own))
+        self._own, self._vocabulary = (lambda: own), (lambda: fixed)
+        self.vocab_size = len(fixed)
+        roles = {*(names or {}).values()}
+        added = (*whole, *(token for token in rules.added if token.content not in roles))
+        ids = {token: i for i, token in enumerate(fixed)}
+        # Of two tokens with one text the first counts.
+        tokens = [*{token.content: (token, ids[token.content]) for token in reversed(added)}.values()][::-1]
+        self._normalized = lambda: [found for found in tokens if found[0].normalized]
+        self._find_in_text = AddedTokens(
+            {token.content: (token, id_) for token, id_ in tokens if not token.normalized}, trims=self.trims
+        )
         # A decorator would hold the instance weakly, and `WordPiece(...).tokenize(...)` would find it deleted.
         for method in (self.tokenize, self.tokenize_with_offsets):
             # A new object: TensorFlow would count the traces of all tokenizers as retracing of one function.
@@ -84,14 +112,29 @@ class Tokenizer(tf.Module):
         return f"{type(self).__name__}({self.vocab_size:,} tokens, lower_case={self.lower_case})"
 
     @property
+    def own_vocabulary(self) -> tuple[str, ...]:
+        """The model's own tokens, without added tokens that it lacks."""
+        return self._own()
+
+    @property
     def vocabulary(self) -> tuple[str, ...]:
         """The tokens in the order of their ids."""
         return self._vocabulary()
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the vocabulary, one token per line; tokenizers with equal `digest` and `lower_case` give equal ids."""
-        return digest_lines(self.vocabulary)
+        """SHA-256 of the vocabulary, one token per line, and of settings that the original lacks.
+
+        Tokenizers with equal `digest` and `lower_case` give equal ids.
+        """
+        return digest_lines((*self._digested(), *self._ruled()))
+
+    def _digested(self) -> tuple[str, ...]:
+        return self.vocabulary
+
+    def _ruled(self) -> tuple[str, ...]:
+        """The settings as lines of a digest; none for those of the original."""
+        return ("", json.dumps(rules, sort_keys=True)) if (rules := self.rules.to_json()) else ()
 
     @property
     def continues(self) -> np.ndarray:
@@ -110,15 +153,35 @@ class Tokenizer(tf.Module):
 
     def to_vocabulary(self) -> Vocabulary:
         """All that makes the tokenizer, for its files."""
-        return Vocabulary(tokens=self.vocabulary, lower_case=self.lower_case)
+        return Vocabulary(tokens=self.own_vocabulary, lower_case=self.lower_case, rules=self.rules)
 
     def tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
         """Ids alone, the fast path. text: string [B], UTF-8 -> ragged int32 [B, (T)]. Invalid bytes are dropped."""
-        raise NotImplementedError
+        return self._find_in_text(text, lambda part: (self._ids(part),))[0]
 
     def tokenize_with_offsets(self, text: tf.Tensor) -> tuple[tf.RaggedTensor, ...]:
         """text: string [B] -> three ragged int32 [B, (T)]: ids, start bytes and end bytes (exclusive) in `text` as given."""
+        return tuple(self._find_in_text(text, self._with_offsets))
+
+    def _ids(self, text: tf.Tensor) -> tf.RaggedTensor:
+        """`tokenize` of text without tokens that are found in the text as given."""
         raise NotImplementedError
+
+    def _with_offsets(self, text: tf.Tensor) -> Columns:
+        """`tokenize_with_offsets` of such text."""
+        raise NotImplementedError
+
+    @property
+    def _marks(self) -> set[int]:
+        """The ids of the special tokens and of added tokens that are special."""
+        marks = {token.content for token in self.rules.added if token.special}
+        return self.special.ids | {i for i, token in enumerate(self.vocabulary) if token in marks}
+
+    def _find_normalized(self, contents: Callable[[list[str]], list[str]]) -> AddedTokens:
+        """The tokens that are found in the normal form. contents: their texts -> the normal forms of these."""
+        tokens = self._normalized()[::-1]  # of two tokens with one form the first counts
+        forms = contents([token.content for token, _ in tokens]) if tokens else []
+        return AddedTokens(dict(zip(forms, tokens, strict=True)), trims=self.trims)
 
     def encode(self, text: str) -> list[int]:
         """The ids of one text, without special tokens: `tokenize` for a Python string."""
@@ -151,40 +214,3 @@ class Tokenizer(tf.Module):
 def digest_lines(lines: Iterable[str]) -> str:
     """SHA-256 of lines, in hex."""
     return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
-
-
-# -----------------------------------------------------------------------------------------------------------
-# Operations on ragged tensors
-
-
-def row_numbers(splits: tf.Tensor) -> tf.Tensor:
-    """The row of each value of a ragged tensor: its row_splits, int [B + 1] -> int32 [N]."""
-    at = tf.expand_dims(tf.range(splits[-1]), 0)
-    return tf.squeeze(tf.raw_ops.UpperBound(sorted_inputs=tf.expand_dims(splits, 0), values=at), 0) - 1
-
-
-def repeats(counts: tf.Tensor) -> tf.Tensor:
-    """The index of each count, as often as it says: int [B] -> int32 [N]; [2, 0, 1] -> [0, 0, 2]."""
-    return row_numbers(tf.pad(tf.cumsum(counts), [[1, 0]]))
-
-
-def masked(values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-    """The values where a mask, bool [N], is True."""
-    return tf.gather_nd(values, tf.where(mask))
-
-
-def masked_rows(mask: tf.Tensor, *columns: tf.RaggedTensor) -> list[tf.RaggedTensor]:
-    """The values of ragged tensors with the same row_splits where a mask of all values, bool [N], is True."""
-    at = tf.where(mask)
-    before = tf.pad(tf.cumsum(tf.cast(mask, columns[0].row_splits.dtype)), [[1, 0]])
-    splits = tf.gather(before, columns[0].row_splits)
-    return [
-        tf.RaggedTensor.from_row_splits(tf.gather_nd(one.values, at), splits, validate=False)
-        for one in columns
-    ]
-
-
-def encode_characters(codes: tf.Tensor) -> tf.Tensor:
-    """Code points int32 [N] -> the character of each in UTF-8: string [N]."""
-    splits = tf.range(tf.size(codes) + 1)
-    return tf.raw_ops.UnicodeEncode(input_values=codes, input_splits=splits, output_encoding="UTF-8")

@@ -10,9 +10,8 @@ it in case folding, control characters, invalid UTF-8 and the word limit, so we 
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,90 +19,97 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError, first_line
 from bert_keras.io.json_files import shortened
+from bert_keras.text.added_tokens import WHITE_SPACE, Columns, cut
 from bert_keras.text.normal_forms import (
     NOT_A_MARKER,
+    SIMPLE_ASCII,
     SIMPLE_CASED,
     SIMPLE_UNCASED,
     Normalizing,
+    spaced,
     tf_text,
     wordpiece_form,
 )
-from bert_keras.text.tokenizer import (
-    END,
-    MASK,
-    PADDING,
-    START,
-    UNKNOWN,
-    Normalizer,
-    SpecialTokens,
-    masked,
-    masked_rows,
-    row_numbers,
-)
+from bert_keras.text.ragged import masked, masked_rows, row_numbers
+from bert_keras.text.rules import END, MASK, MAX_WORD_CHARACTERS, PADDING, START, UNKNOWN, AddedToken, Rules
+from bert_keras.text.tokenizer import Normalizer, find_special
 from bert_keras.text.vocabulary import read_pieces
 
 CONTINUATION = "##"  # the prefix of every token that continues a word
 _CONTINUES = re.compile(rf"{CONTINUATION}(?=.)")
 _UNUSED = re.compile(r"\[unused\d+\]")
+_NEVER_IN_TEXT = re.compile(r"[\s\0]")
 
-# A longer word is one [UNK] (google-research/bert tokenization.py), counted in characters after normalizing. The kernel's own
-# limit is in bytes; at four bytes per character it never applies to a word of 200 characters.
-MAX_WORD_CHARACTERS = 200
-MAX_WORD_BYTES = 4 * MAX_WORD_CHARACTERS
 # The kernel's limits for a vocabulary.
 MAX_PIECE_BYTES = 256  # without its ##
 MAX_PIECES = 4_194_304
 
-# Rows that may have a word over the limit. The pattern matches more rows: it knows only the most common separators.
-_LONG_WORD = (
-    r"(?s).*[^\t\n\r -/:-@\x{2010}-\x{2027}\x{3000}-\x{3003}\x{3400}-\x{4DBF}\x{4E00}-\x{9FFF}\x{FF01}-\x{FF0F}]"
-    rf"{{{MAX_WORD_CHARACTERS + 1}}}.*"
-)
-# These replace literal special tokens while the kernel runs: code points that Unicode promises never to assign.
-_MARKERS = {PADDING: "\ufdd0", UNKNOWN: "\ufdd1", START: "\ufdd2", END: "\ufdd3", MASK: "\ufdd4"}
+# Rows that may have a word of more characters than a limit. The pattern matches more rows: it knows only the most common
+# separators.
+_LONG_WORD = r"(?s).*[^\t\n\r -/:-@\x{2010}-\x{2027}\x{3000}-\x{3003}\x{3400}-\x{4DBF}\x{4E00}-\x{9FFF}\x{FF01}-\x{FF0F}]"
+# Words, where the kernel does not split the text: a punctuation character, or characters without white space between them.
+_PUNCTUATION = r"!-/:-@\[-`{-~\p{P}"
+_WORD = rf"[{_PUNCTUATION}]|[^{_PUNCTUATION}{WHITE_SPACE}]+"
+BERT_TOKENS = {"padding": PADDING, "unknown": UNKNOWN, "start": START, "end": END, "mask": MASK}
 
 
 class WordPiece(Normalizing):
     """BERT's tokenizer: split at spaces, punctuation and CJK ideographs, then match the longest token first.
 
-    vocabulary: the tokens in the order of their ids.
+    vocabulary: the tokens in the order of their ids. Of a repeated token the last counts; a blank token is in no text.
     lower_case: lower-case and strip accents, as the uncased models do.
     special_tokens_in_text: True reads a literal "[MASK]" (also [CLS], [SEP], [PAD], [UNK]) as that token. False splits it as
         other text, as the original does, so that a text cannot inject a separator.
-    Raises ValueError for a vocabulary that lacks a special token or has no other one, or has a token that is blank, repeated or
-        has a space.
+    rules: settings that the original lacks, such as added tokens.
+    Raises ValueError for a vocabulary that lacks a special token other than the mask, or has no other token.
     Source: google-research/bert tokenization.py; Song et al. 2021 (Fast WordPiece Tokenization) for the matching.
     """
 
     def __init__(
-        self, vocabulary: Sequence[str], *, lower_case: bool = True, special_tokens_in_text: bool = False
+        self,
+        vocabulary: Sequence[str],
+        *,
+        lower_case: bool = True,
+        special_tokens_in_text: bool = False,
+        rules: Rules = Rules(),  # noqa: B008  frozen
     ):
-        ids = _checked_ids(vocabulary, source="vocabulary")
-        special = SpecialTokens(
-            padding=ids[PADDING], unknown=ids[UNKNOWN], start=ids[START], end=ids[END], mask=ids[MASK]
+        _check_tokens(vocabulary, source="vocabulary")
+        names = BERT_TOKENS | dict(rules.names)
+        full = (*vocabulary, *rules.beyond(tuple(vocabulary)))
+        special = find_special(full, names, model="BERT", source="vocabulary")
+        if special.unknown >= len(vocabulary):
+            raise BertKerasError(
+                f"vocabulary: {names['unknown']} is an added token; it must be in the vocabulary"
+            )
+        there = [AddedToken(token, normalized=False) for token in names.values() if token in full]
+        super().__init__(
+            vocabulary,
+            special=special,
+            lower_case=lower_case,
+            rules=rules,
+            names=names,
+            whole=there if special_tokens_in_text else (),
         )
-        super().__init__(vocabulary, special=special, lower_case=lower_case)
         self.special_tokens_in_text = special_tokens_in_text
-        self._simple = SIMPLE_UNCASED if lower_case else SIMPLE_CASED
-        self._attached = r"\p{Mn}" if lower_case else ""
-        # A token of whitespace (the Chinese vocabulary has U+2028) must never match; the kernel would match it. Its replacement
-        # never matches, because text is split at brackets.
-        pieces = [
-            f"[space{i}]" if any(map(str.isspace, piece)) else piece for i, piece in enumerate(vocabulary)
-        ]
-        if special_tokens_in_text:
-            pieces += _MARKERS.values()
+        self._accents = rules.accents(lower_case=lower_case)
+        self._attached = rf"\p{{{self._accents}}}" if self._accents else ""
+        # The kernel splits text itself, as the original does, unless a setting says otherwise.
+        self._splits = rules.clean_text and rules.split_chinese
+        self._spaced = any(token.normalized for token in rules.added)
+        self._simple = SIMPLE_UNCASED if lower_case or self._accents else SIMPLE_CASED
+        if self._spaced:
+            self._simple = SIMPLE_ASCII
+        self._find_normalized_in_text = self._find_normalized(self._form_of)
         with tf.device("CPU"):
-            self._goes_on = tf.constant([piece.startswith(CONTINUATION) for piece in pieces])
-            self._marker_ids = tf.constant([ids[token] for token in _MARKERS])
-            self._marker_bytes = tf.constant([len(token) for token in _MARKERS])
+            self._goes_on = tf.constant([piece.startswith(CONTINUATION) for piece in vocabulary])
             try:
                 self._kernel = tf_text.FastWordpieceTokenizer(
-                    vocab=pieces,
+                    vocab=_matchable(vocabulary),
                     suffix_indicator=CONTINUATION,
-                    max_bytes_per_word=MAX_WORD_BYTES,
+                    max_bytes_per_word=4 * rules.max_word,  # never reached by a word of max_word characters
                     token_out_type=tf.int32,
-                    unknown_token=UNKNOWN,
+                    unknown_token=names["unknown"],
+                    no_pretokenization=not self._splits,
                 )
             except RuntimeError as error:
                 raise BertKerasError(
@@ -114,9 +120,8 @@ class WordPiece(Normalizing):
     def from_file(
         cls, path: str, *, lower_case: bool = True, special_tokens_in_text: bool = False
     ) -> WordPiece:
-        """Reads a `vocab.txt`, one token per line. Raises FileNotFoundError, or ValueError that names the line."""
+        """Reads a `vocab.txt`, one token per line. Raises FileNotFoundError, or ValueError that names the file."""
         vocabulary = read_pieces(path)
-        _checked_ids(vocabulary, source=path)
         try:
             return cls(vocabulary, lower_case=lower_case, special_tokens_in_text=special_tokens_in_text)
         except BertKerasError as error:
@@ -125,13 +130,15 @@ class WordPiece(Normalizing):
     @property
     def continues(self) -> np.ndarray:
         """Bool [V], tokens that continue a word: they start with ##."""
-        return np.array([piece.startswith(CONTINUATION) for piece in self.vocabulary])
+        own = len(self.own_vocabulary)
+        return np.array(
+            [i < own and piece.startswith(CONTINUATION) for i, piece in enumerate(self.vocabulary)]
+        )
 
     @property
     def real(self) -> np.ndarray:
         """Int32 [R], ids that can occur in text: no special tokens, no [unused7]."""
-        left_out = set(dataclasses.astuple(self.special))
-        pieces = enumerate(self.vocabulary)
+        left_out, pieces = self._marks, enumerate(self.vocabulary)
         return np.array(
             [i for i, piece in pieces if i not in left_out and not _UNUSED.fullmatch(piece)], "int32"
         )
@@ -143,47 +150,73 @@ class WordPiece(Normalizing):
             for piece in self.vocabulary
         )
 
-    def tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
-        normal, _ = self._normalize(self._mark(text))
-        ids, _, _ = self._unmark(*self._match(normal))
-        return ids
+    def _ids(self, text: tf.Tensor) -> tf.RaggedTensor:
+        normal, _ = self._normalize(text)
+        return self._find_normalized_in_text(normal, lambda part: self._match(part)[:1])[0]
 
-    def tokenize_with_offsets(self, text: tf.Tensor) -> tuple[tf.RaggedTensor, ...]:
-        """text: string [B] -> three ragged int32 [B, (T)]: ids, start bytes and end bytes (exclusive) in `text` as given.
+    def _with_offsets(self, text: tf.Tensor) -> Columns:
+        """Ids, start bytes and end bytes.
 
         A token's bytes include stripped accents that follow its last letter. The tokens of one character that normalizing split
         (a Hangul syllable) all have its bytes.
         """
-        marked = self._mark(text)
-        normal, simple = self._normalize(marked)
-        ids, starts, ends = self._match(normal)
-        starts, ends = self._locate(marked, simple, starts, ends)
-        return self._unmark(ids, starts, ends)
+        normal, simple = self._normalize(text)
+        ids, starts, ends = self._find_normalized_in_text(normal, self._match)
+        return (ids, *self._locate(text, simple, starts, ends))
 
     def _arguments(self) -> dict[str, Any]:
         return {
-            "vocabulary": self.vocabulary,
+            "vocabulary": self.own_vocabulary,
             "lower_case": self.lower_case,
             "special_tokens_in_text": self.special_tokens_in_text,
+            "rules": self.rules,
         }
 
     def _joined(self, pieces: Sequence[str]) -> str:
         return " ".join(pieces).replace(f" {CONTINUATION}", "")
 
+    def _form_of(self, texts: list[str]) -> list[str]:
+        """The normal forms of the texts of added tokens."""
+        return [form.decode() for form in self._normal_form(tf.constant(texts)).numpy()]
+
     def _normal_form(self, text: tf.Tensor) -> tf.Tensor:
-        return wordpiece_form(text, lower_case=self.lower_case)
+        """Valid UTF-8 in normal form; spaces for white space and around ideographs, where a token is looked for in it."""
+        form = wordpiece_form(
+            text,
+            lower_case=self.lower_case,
+            clean=self.rules.clean_text,
+            accents=self._attached,
+            decompose=self.rules.decompose,
+        )
+        return spaced(form, self.rules) if self._spaced else form
 
     def _match(self, text: tf.Tensor) -> tuple[tf.RaggedTensor, ...]:
         """Ids, start bytes and end bytes in the normal form."""
-        ids, starts, ends = self._kernel.tokenize_with_offsets(text)
-        pieces = ids, tf.cast(starts, tf.int32), tf.cast(ends, tf.int32)
-        suspect = tf.reduce_any(tf.strings.regex_full_match(text, _LONG_WORD))
+        if not self._splits:
+            return self._match_words(text)
+        pieces = self._kernel_tokens(text)
+        long_word = f"{_LONG_WORD}{{{self.rules.max_word + 1}}}.*"
+        suspect = tf.reduce_any(tf.strings.regex_full_match(text, long_word))
         return tf.cond(suspect, lambda: self._limit_words(text, *pieces), lambda: pieces)
+
+    def _match_words(self, text: tf.Tensor) -> tuple[tf.RaggedTensor, ...]:
+        """As `_match`, for text that we split into words."""
+        parts = cut(text, _WORD)
+        words = tf.where(parts.found, parts.text.values, "")
+        ids, *offsets = self._limit_words(words, *self._kernel_tokens(words))
+        shift = tf.gather(parts.start, row_numbers(ids.row_splits))
+        splits = tf.gather(ids.row_splits, parts.text.row_splits)
+        values = (ids.values, *(column.values + shift for column in offsets))
+        return tuple(tf.RaggedTensor.from_row_splits(one, splits, validate=False) for one in values)
+
+    def _kernel_tokens(self, text: tf.Tensor) -> tuple[tf.RaggedTensor, ...]:
+        ids, starts, ends = self._kernel.tokenize_with_offsets(text)
+        return ids, tf.cast(starts, tf.int32), tf.cast(ends, tf.int32)
 
     def _limit_words(
         self, text: tf.Tensor, ids: tf.RaggedTensor, starts: tf.RaggedTensor, ends: tf.RaggedTensor
     ) -> tuple[tf.RaggedTensor, ...]:
-        """Makes each word of more than MAX_WORD_CHARACTERS characters a single [UNK]."""
+        """Makes each word of more characters than the limit a single [UNK]."""
         first = ~tf.gather(self._goes_on, ids.values)
         word = tf.cumsum(tf.cast(first, tf.int32)) - 1  # of each token
         word_starts = masked(starts.values, first)
@@ -198,66 +231,38 @@ class WordPiece(Normalizing):
         length = tf.searchsorted(characters, shift + word_ends)
         length -= tf.searchsorted(characters, shift + word_starts)
 
-        too_long = tf.gather(length > MAX_WORD_CHARACTERS, word)
+        too_long = tf.gather(length > self.rules.max_word, word)
         ids = ids.with_values(tf.where(too_long, self.special.unknown, ids.values))
         ends = ends.with_values(tf.where(too_long, tf.gather(word_ends, word), ends.values))
         return tuple(masked_rows(first | ~too_long, ids, starts, ends))
 
-    def _mark(self, text: tf.Tensor) -> tf.Tensor:
-        """Replaces literal special tokens by markers between spaces; the offsets of later bytes do not change."""
-        if not self.special_tokens_in_text:
-            return text
-        text = tf.strings.regex_replace(text, f"[{''.join(_MARKERS.values())}]", NOT_A_MARKER)
-        for token, marker in _MARKERS.items():
-            spaces = " " * (len(token) - 1 - len(marker.encode()))
-            text = tf.strings.regex_replace(text, re.escape(token), f" {marker}{spaces}")
-        return text
 
-    def _unmark(
-        self, ids: tf.RaggedTensor, starts: tf.RaggedTensor, ends: tf.RaggedTensor
-    ) -> tuple[tf.RaggedTensor, ...]:
-        """Turns markers, which the kernel numbers after the vocabulary, into the ids and offsets of their tokens."""
-        if not self.special_tokens_in_text:
-            return ids, starts, ends
-        marked = ids.values >= self.vocab_size
-        which = tf.maximum(ids.values - self.vocab_size, 0)
-        token_starts = starts.values - tf.cast(marked, tf.int32)
-        token_ends = token_starts + tf.gather(self._marker_bytes, which)
-        return (
-            ids.with_values(tf.where(marked, tf.gather(self._marker_ids, which), ids.values)),
-            starts.with_values(token_starts),
-            ends.with_values(tf.where(marked, token_ends, ends.values)),
-        )
-
-
-def _checked_ids(vocabulary: Sequence[str], *, source: str) -> dict[str, int]:
-    """Token -> id. Raises ValueError, naming the line (from 1), for a vocabulary that would silently give wrong ids."""
-    ids: dict[str, int] = {}
+def _check_tokens(vocabulary: Sequence[str], *, source: str) -> None:
+    """Raises BertKerasError, naming the line (from 1), for a vocabulary that the kernel does not take."""
     if len(vocabulary) > MAX_PIECES:
         raise BertKerasError(f"{source} has {len(vocabulary):,} tokens; wanted at most {MAX_PIECES:,}")
-    for id_, piece in enumerate(vocabulary):
-        if fault := _fault(piece, ids):
-            raise BertKerasError(f"{source}, line {id_ + 1}: {fault}")
-        ids[piece] = id_
-    if missing := [token for token in _MARKERS if token not in ids]:
-        raise BertKerasError(f"{source}: {', '.join(missing)} missing; BERT needs {' '.join(_MARKERS)}")
-    return ids
+    for number, piece in enumerate(vocabulary, 1):
+        size = len(piece.removeprefix(CONTINUATION).encode("utf-8", "surrogatepass"))
+        if "\n" in piece:
+            fault = f"the token {shortened(piece)} holds an end of line; a token is one line: split it"
+        elif size > MAX_PIECE_BYTES:
+            fault = f"the token {piece[:40]!r}... has {size:,} bytes; wanted at most {MAX_PIECE_BYTES}"
+        else:
+            continue
+        raise BertKerasError(f"{source}, line {number}: {fault}")
 
 
-def _fault(piece: str, ids: Mapping[str, int]) -> str:
-    """The reason why a line cannot be a token, or nothing. ids: the tokens before it."""
-    if not piece.strip(" \t\r"):
-        return "blank; each line must hold one token: remove the line or fill it"
-    if " " in piece or "\n" in piece:
-        return f"{shortened(piece)} holds a space; a token is one word or a part of one: split it"
-    if "\0" in piece:
-        return f"{piece[:40]!r} holds a NUL byte, which no text has; remove it"
-    size = len(piece.removeprefix(CONTINUATION).encode("utf-8", "surrogatepass"))
-    if size > MAX_PIECE_BYTES:
-        return f"the token {piece[:40]!r}... has {size:,} bytes; wanted at most {MAX_PIECE_BYTES}"
-    if piece in ids:
-        return f"{shortened(piece)} is on line {ids[piece] + 1} already; remove one of the two"
-    return ""
+def _matchable(vocabulary: Sequence[str]) -> list[str]:
+    """The vocabulary for the kernel, with a token that no text has in the place of each that must never match.
+
+    These are blank tokens, tokens with white space (the Chinese vocabulary has U+2028) or with a NUL, which the kernel would
+    match, and all but the last of equal tokens. Text is split at brackets, so that their replacement never matches.
+    """
+    last = {piece: i for i, piece in enumerate(vocabulary)}
+    return [
+        piece if last[piece] == i and not _NEVER_IN_TEXT.search(piece or " ") else f"[never{i}]"
+        for i, piece in enumerate(vocabulary)
+    ]
 
 
 def wordpiece_words(*, lower_case: bool) -> Normalizer:
@@ -266,7 +271,7 @@ def wordpiece_words(*, lower_case: bool) -> Normalizer:
     Words over MAX_WORD_CHARACTERS are left out.
     """
     # Without words in the vocabulary, every word is one [UNK]. The kernel needs one token; no text has this one.
-    tokenizer = WordPiece([*_MARKERS, NOT_A_MARKER], lower_case=lower_case)
+    tokenizer = WordPiece([*BERT_TOKENS.values(), NOT_A_MARKER], lower_case=lower_case)
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string)], autograph=False)
     def offsets(text: tf.Tensor) -> tuple[tf.Tensor, ...]:

@@ -14,13 +14,10 @@ from __future__ import annotations
 import functools
 import sys
 import unicodedata
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
-
-from bert_keras.text.tokenizer import row_numbers
 
 # The classes of characters. OUTSIDE stands before the first and after the last character of a text.
 OTHER, LETTER, NUMBER, WHITE, SPACE, OUTSIDE = range(6)
@@ -51,10 +48,6 @@ def byte_alphabet() -> tuple[str, ...]:
     return tuple(shifted.get(byte, chr(byte)) for byte in range(256))
 
 
-# The same characters with the space, for a pattern of TensorFlow.
-WHITE_SPACE = r"\t-\r \x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}"
-
-
 class Words(NamedTuple):
     """The words of a batch.
 
@@ -69,15 +62,10 @@ class Words(NamedTuple):
 
 
 class WordSplitter(tf.Module):
-    """Splits code points into the words of GPT-2's regular expression.
+    """Splits code points into the words of GPT-2's regular expression."""
 
-    whole: names that are one word wherever they occur; the text between them is split as texts of their own. Each starts with a
-        character that is nowhere else in it.
-    """
-
-    def __init__(self, whole: Sequence[str] = ()) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._names = tuple(whole)
         with tf.device("CPU"):
             self._classes = tf.constant(classes_of_code_points())
 
@@ -94,16 +82,6 @@ class WordSplitter(tf.Module):
             row_splits=tf.gather(before, codes.row_splits),
         )
 
-    def white_before(self, codes: tf.RaggedTensor, name: str) -> tf.Tensor:
-        """Bool [C] of all rows, the white characters directly before a name."""
-        at, row = find(codes, name), row_numbers(codes.row_splits)
-        white = _is_white(tf.gather(self._classes, codes.values))
-        others = tf.where(~white)[:, 0]
-        after = tf.searchsorted(others, tf.range(tf.size(white, tf.int64)))  # among the others
-        there = after < tf.size(others)
-        after = tf.gather(tf.pad(others, [[0, 1]]), after)
-        return white & there & tf.gather(at, after) & (tf.gather(row, after) == row)
-
     def _starts(self, codes: tf.RaggedTensor) -> tf.Tensor:
         """Bool [C] of all rows, the characters that start a word."""
         values = codes.values
@@ -111,12 +89,6 @@ class WordSplitter(tf.Module):
         at, ones = codes.row_splits[:, tf.newaxis], tf.ones_like(codes.row_splits, tf.int32)
         # Before and after each character.
         borders = tf.scatter_nd(at, ones, [tf.size(values, tf.int64) + 1]) > 0
-        inside = tf.zeros_like(classes, tf.bool)
-        for name in self._names:
-            found = find(codes, name)
-            borders |= tf.pad(found, [[0, 1]]) | _shifted(tf.pad(found, [[0, 1]]), len(name))
-            for i in range(1, len(name)):
-                inside |= _shifted(found, i)
         opens, closes = borders[:-1], borders[1:]
         before = tf.where(opens, np.uint8(OUTSIDE), _shifted(classes, 1))
         after = tf.where(closes, np.uint8(OUTSIDE), tf.concat([classes[1:], classes[:1]], axis=0))
@@ -130,16 +102,7 @@ class WordSplitter(tf.Module):
         )
         two, three = _contractions(values, before, closes)
         ends = _shifted(two, 2) | _shifted(three, 3)
-        return (starts | ends) & ~_shifted(two | three, 1) & ~inside
-
-
-def find(codes: tf.RaggedTensor, name: str) -> tf.Tensor:
-    """Bool [C] of all rows, the characters where a name starts."""
-    size, last = tf.size(codes.values), len(name) - 1
-    padded = tf.pad(codes.values, [[0, last]])
-    found = [padded[i : size + i] == ord(character) for i, character in enumerate(name)]
-    row = tf.pad(row_numbers(codes.row_splits), [[0, last]], constant_values=-1)
-    return functools.reduce(tf.logical_and, found) & (row[:size] == row[last:])
+        return (starts | ends) & ~_shifted(two | three, 1)
 
 
 def _ranges(text: str) -> list[tuple[int, int]]:

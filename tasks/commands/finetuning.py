@@ -352,7 +352,7 @@ def _run_fill_mask(args: argparse.Namespace) -> None:
     from bert_keras import checkpoints
     from bert_keras.tasks.problems.fill_mask import TEXT, FillMask, count_masks
     from bert_keras.tasks.runs.run_folder import is_run, load_run, run_of
-    from bert_keras.text.tokenizer import MASK
+    from bert_keras.text.rules import MASK
 
     if unmasked := [text for text in args.text if not count_masks(text)]:
         raise BertKerasError(

@@ -38,7 +38,8 @@ from bert_keras.tasks.pretraining.samplers import (
     make_instances,
 )
 from bert_keras.text.preprocessing import Features, Preprocessor
-from bert_keras.text.tokenizer import BERT_PAIR, Tokenizer
+from bert_keras.text.rules import BERT_PAIR
+from bert_keras.text.tokenizer import Tokenizer
 
 ROWS = 1024  # instances to pack and mask together; lines to tokenize together
 AHEAD = 4  # batches of ROWS that a stream prefetches

@@ -19,8 +19,9 @@ from bert_keras.errors import BertKerasError, MissingPackageError, first_names
 from bert_keras.io.folders import atomic_folder
 from bert_keras.io.paths import to_path
 from bert_keras.tasks.options import VocabularyOptions
+from bert_keras.text.rules import END, MASK, PADDING, START, UNKNOWN
 from bert_keras.text.sentencepiece import SENTENCEPIECE_TOKENS, SentencePiece, sentencepiece_texts
-from bert_keras.text.tokenizer import END, MASK, PADDING, START, UNKNOWN, Normalizer, Tokenizer
+from bert_keras.text.tokenizer import Normalizer, Tokenizer
 from bert_keras.text.wordpiece import CONTINUATION, WordPiece, wordpiece_words
 
 LINES = 1024  # lines to normalize together

@@ -38,7 +38,8 @@ from bert_keras.tasks.options import FillMaskOptions
 from bert_keras.tasks.task import Arrays, Features, Raw, Task
 from bert_keras.text.byte_bpe import BPE_TOKENS
 from bert_keras.text.preprocessing import Preprocessor
-from bert_keras.text.tokenizer import MASK, Tokenizer
+from bert_keras.text.rules import MASK
+from bert_keras.text.tokenizer import Tokenizer
 
 TEXT, ANSWER = "text", "answer"
 TOKENS, SCORES, START, FILLED, RANK = "mask_tokens", "mask_scores", "mask_start_byte", "filled", "rank"
@@ -143,7 +144,7 @@ class FillMask(Task):
         tokenizer = preprocess.tokenizer
         parts = _parts(raw[TEXT])
         features = preprocess.pack(_with_masks(parts, tokenizer))
-        masks = tf.where(features[INPUT_WORD_IDS] == tokenizer.special.mask)
+        masks = tf.where(features[INPUT_WORD_IDS] == tokenizer.special.mask_id)
         found = tf.RaggedTensor.from_value_rowids(
             tf.cast(masks[:, 1], tf.int32), masks[:, 0], nrows=parts.nrows(), validate=False
         )
@@ -297,7 +298,7 @@ def _with_masks(parts: tf.RaggedTensor, tokenizer: Tokenizer) -> tf.RaggedTensor
     last = tf.equal(number, tf.gather(parts.row_limits() - 1, parts.value_rowids()))
     cut = tf.strings.regex_replace(parts.values, tokenizer.before_mask, "")
     tokens = tokenizer.tokenize(tf.where(last, parts.values, cut))
-    followed = tf.concat([tokens, tf.fill([tokens.nrows(), 1], tokenizer.special.mask)], axis=1)
+    followed = tf.concat([tokens, tf.fill([tokens.nrows(), 1], tokenizer.special.mask_id)], axis=1)
     rows = tf.gather(followed.row_splits, parts.row_splits)
     return tf.RaggedTensor.from_row_splits(followed.values, rows, validate=False)[:, :-1]
 

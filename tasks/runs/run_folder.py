@@ -336,7 +336,7 @@ def run_of(
     """Makes a run from a task and a checkpoint's weights, including heads, without training.
 
     path: a path or a name for `checkpoints.read`
-    seq_length: in tokens; None takes all positions of the encoder
+    seq_length: in tokens; None takes all positions of the encoder, or the length in the tokenizer's files if that is less
     features: the settings of a BiLSTM on frozen features, whose weights are in the folder's TOP
 
     Raises FileNotFoundError or ValueError for a missing or wrong file, with its name.
@@ -345,7 +345,10 @@ def run_of(
     checkpoint = checkpoints.read(model)
     task.check_checkpoint(checkpoint)
     tokenizer = checkpoints.tokenizer_of(checkpoint)
-    seq_length = checkpoint.config.max_length if seq_length is None else seq_length
+    longest = min(
+        checkpoint.config.max_length, checkpoint.vocabulary.max_length or checkpoint.config.max_length
+    )
+    seq_length = longest if seq_length is None else seq_length
     check_sizes(checkpoint.config, vocab_size=tokenizer.vocab_size, seq_length=seq_length)
     if features is not None:
         _check_size(model.path / TOP, checkpoint.config, features)

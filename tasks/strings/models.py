@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from bert_keras import checkpoints
+from bert_keras.checkpoints.sentence_transformers import read_sentence_settings
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.io.paths import did_you_mean, for_tensorflow, to_path
 from bert_keras.model.choices import PRECISIONS
@@ -223,22 +224,34 @@ def sentence_order(checkpoint: Checkpoint, *, seq_length: int | None = None, dty
 def embedder(
     checkpoint: Checkpoint,
     *,
-    pooling: str = "mean",
-    l2: bool = False,
+    pooling: str | None = None,
+    l2: bool | None = None,
     layers: str = FeatureOptions.layers,
     seq_length: int | None = None,
     dtype: Any = None,
 ) -> TextModel:
     """One vector for each text; nothing to train.
 
-    pooling: "mean", "cls" or "max" over the tokens
-    l2: True scales vectors to length 1
+    pooling: "mean", "cls" or "max" over the tokens; None takes that of a sentence-transformers folder, else the mean
+    l2: True scales vectors to length 1; None takes a sentence-transformers folder's choice, else False
+    seq_length: as in `classifier`; None takes the length of a sentence-transformers folder, if the encoder has as many positions
     layers: a row of the paper's Table 7: "last", "second_to_last", "embeddings", "concat_last_four", or, for the
         mean, "weighted_sum_last_four" or "weighted_sum_all"
 
     Predictions: "embedding" float32 [N, H].
     """
-    return _build(Embedding(pooling=pooling, l2=l2, layers=layers), checkpoint, seq_length, dtype)
+    if isinstance(checkpoint, checkpoints.Checkpoint):
+        settings, source = None, checkpoint
+    else:
+        settings = read_sentence_settings(checkpoints.resolve(checkpoint).path)
+        source = checkpoints.read(checkpoint if settings is None else settings.model)
+    if settings is not None:
+        pooling = settings.pooling if pooling is None else pooling
+        l2 = settings.l2 if l2 is None else l2
+        if seq_length is None and source.vocabulary.max_length:
+            seq_length = min(source.vocabulary.max_length, source.config.max_length)
+    problem = Embedding(pooling=pooling or "mean", l2=bool(l2), layers=layers)
+    return _build(problem, source, seq_length, dtype)
 
 
 def load(
@@ -302,7 +315,7 @@ def _build(
     tokenizer = checkpoints.tokenizer_of(source)
     if seq_length is None:
         usual = problem.defaults.get("seq_length", Hparams.seq_length)  # type: ignore[attr-defined]
-        seq_length = min(usual, source.config.max_length)
+        seq_length = min(usual, source.config.max_length, source.vocabulary.max_length or usual)
     check_sizes(source.config, vocab_size=tokenizer.vocab_size, seq_length=seq_length)
     check_stride(problem, tokenizer, seq_length=seq_length)
     encoder, network = network_of(problem, source.config, features, dtype=dtype)
