@@ -15,7 +15,7 @@ from bert_keras.errors import BertKerasError
 from bert_keras.features import INPUT_WORD_IDS
 from bert_keras.fields import checked_value
 from bert_keras.io.files import data_errors
-from bert_keras.tasks.batches import EMPTY
+from bert_keras.tasks.batches import EMPTY, Examples
 from bert_keras.tasks.data.columns import list_values
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.task import Problem, Raw
@@ -172,14 +172,14 @@ def count_batches(data: Any) -> int | None:
     return known if known >= 0 else None
 
 
-def text_examples(problem: Problem, x: Any, *, steps: int | None, batch_size: int) -> tf.data.Dataset:
+def text_examples(problem: Problem, x: Any, *, steps: int | None, batch_size: int) -> Examples:
     """Raw examples without labels, in order. x: texts in Python, or a data set of texts or of (texts, labels).
 
     steps: batches to take, a data set's own or of `batch_size`; None takes all
     """
     names = [*problem.signature()]
     if not isinstance(x, tf.data.Dataset):
-        return tf.data.Dataset.from_tensor_slices(problem.given(x)).take(count_rows(steps, batch_size))
+        return take_rows(problem.given(x), slice(None if steps is None else steps * batch_size))
     if steps is None:
         check_finite(x)
     spec = x.element_spec

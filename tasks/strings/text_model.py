@@ -24,6 +24,7 @@ from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import FrozenNetwork, bilstm_of
 from bert_keras.optimization.optimizers import AdamW
 from bert_keras.optimization.training_model import TrainingSteps
+from bert_keras.tasks.batches import Examples
 from bert_keras.tasks.devices.strategies import differ_between_replicas
 from bert_keras.tasks.frozen.row_vectors import RowVectors, fitting
 from bert_keras.tasks.hparams import Hparams
@@ -370,7 +371,7 @@ class TextModel(TrainingSteps, keras.Model):
         return self.predict(x, verbose=0) if has_text(x) else super().predict_on_batch(x)
 
     def _predict_examples(
-        self, examples: tf.data.Dataset, *, batch_size: int | None, **progress: Any
+        self, examples: Examples, *, batch_size: int | None, **progress: Any
     ) -> tuple[Arrays, Arrays]:
         """`predict` of tasks/batches.py for raw examples, traced anew only after a change of what it read."""
         if self._predict is None or self._predict.is_outdated(self):
