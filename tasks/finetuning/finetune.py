@@ -37,6 +37,7 @@ from bert_keras.tasks.frozen.row_vectors import (
     row_vectors,
 )
 from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.strings.text_batches import Weighted, labels_in
 from bert_keras.tasks.strings.text_data import CUT_SAMPLE, cut_texts
 from bert_keras.tasks.strings.text_model import TextModel
 from bert_keras.tasks.task import Task, check_stride
@@ -207,9 +208,10 @@ def _stage(
     vectors: RowVectors | None,
 ) -> Stage:
     """The only stage: all epochs, with the vectors of their rows."""
+    weighted: Any = Weighted(task, hparams.class_weights, lambda: labels_in(examples))
     batches = functools.partial(
         dataset,
-        task,
+        weighted,
         padded_for(distribution, preprocess),
         examples,
         batch_size=hparams.batch_size,

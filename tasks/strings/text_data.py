@@ -24,6 +24,7 @@ from bert_keras.text.preprocessing import Preprocessor
 SAMPLE_WEIGHT = "sample_weight"
 BATCH_SIZE = Hparams.batch_size
 DATA_SETS = (tf.data.Dataset, tf.distribute.DistributedDataset)  # the latter only of features
+LARGEST = float(np.finfo(np.float32).max)
 CUT_SAMPLE = 1_000  # examples that are looked at for texts that are cut
 
 
@@ -103,11 +104,11 @@ def raw_columns(
 
 
 def check_weights(values: Sequence[Any], where: str) -> np.ndarray:
-    """Weights float32 [N]. Raises BertKerasError for one that is negative or not a finite number."""
+    """Weights float32 [N]. Raises BertKerasError for one that is negative or not a finite number in float32."""
     for row, value in enumerate(values):
-        if not isinstance(value, int | float | np.number) or not 0 <= float(value) < np.inf:
+        if not isinstance(value, int | float | np.number) or not 0 <= value <= LARGEST:
             raise BertKerasError(
-                f"{where.format(row)}: {value!r} is not a weight; give a finite number of at least 0."
+                f"{where.format(row)}: {value!r} is not a weight; give a number from 0 to {LARGEST:.1e}, the largest in float32."
             )
     return np.array(values, np.float32)
 

@@ -7,7 +7,6 @@ problem that the model was made for. Text becomes tokens on the host; texts of s
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Mapping
 from typing import Any, Self
 
 import keras
@@ -193,7 +192,7 @@ class TextModel(TrainingSteps, keras.Model):
         validation_split: float = 0.0,
         validation_data: Any = None,
         shuffle: bool = True,
-        class_weight: Mapping[Any, float] | None = None,
+        class_weight: Any = None,
         sample_weight: Any = None,
         initial_epoch: int = 0,
         steps_per_epoch: int | None = None,
@@ -206,6 +205,8 @@ class TextModel(TrainingSteps, keras.Model):
         x: texts as lists, arrays, columns or data frames, or a tf.data.Dataset of (texts, labels) or (texts, labels, weights)
         y: labels as the problem's `targets` takes them
         batch_size: examples, or windows of long texts; by default 32
+        class_weight: a dict by name or id of classes, a list in the order of ids, or "balanced" as in scikit-learn: the number of
+            texts / (classes * texts of the class)
 
         The texts are shuffled in every epoch. A tf.data.Dataset keeps its order, and its batches where it has some. A warning
         counts the texts that are cut, among the first CUT_SAMPLE texts in Python.
@@ -215,8 +216,7 @@ class TextModel(TrainingSteps, keras.Model):
         if not self.compiled:
             self.compile()
         options = {"validation_split": validation_split, "validation_data": validation_data}
-        options |= {"batch_size": batch_size, "class_weight": class_weight}
-        options["seed"] = text_batches.draw_seed(self.distribute_strategy) if shuffle else None
+        options |= {"batch_size": batch_size, "class_weight": class_weight, "seed": seed}
         data, validation = text_batches.make_training_data(self, (x, y, sample_weight), **options)
         if validation is not None:
             batched = isinstance(validation[0], tf.data.Dataset)
@@ -337,7 +337,7 @@ class TextModel(TrainingSteps, keras.Model):
         x: Any,
         y: Any = None,
         sample_weight: Any = None,
-        class_weight: Mapping[Any, float] | None = None,
+        class_weight: Any = None,
         return_dict: bool = False,
     ) -> Any:
         """One step on one batch of texts and labels, or of features; result as in Keras.
