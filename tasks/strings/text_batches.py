@@ -28,9 +28,10 @@ from bert_keras.tasks.devices.workers import Workers
 from bert_keras.tasks.strings import text_data
 from bert_keras.tasks.strings.text_data import SAMPLE_WEIGHT, get_batch_size, has_features, raw_columns
 from bert_keras.tasks.task import Features, Problem, Raw, model_inputs
+from bert_keras.tasks.training.task_model import start_at_scores
 from bert_keras.text.preprocessing import Preprocessor
 
-BALANCED = "balanced"
+BALANCED, REGRESSION = "balanced", "regression"
 Given = tuple[Any, Any, Any]  # x, y and sample_weight of `fit` or `evaluate`
 
 
@@ -107,8 +108,20 @@ def make_training_data(
         if cut := text_data.cut_texts(problem, model.preprocess, first):
             warnings.warn(cut, stacklevel=3)  # of the line that calls `fit`
         given = (columns, None, None)
+    if problem.problem_type == REGRESSION and not has_features(x):
+        scores = given[0][LABEL] if isinstance(given[0], text_data.Columns) else _first_scores(model, given)
+        with model.distribute_strategy.scope():
+            start_at_scores(model.network, scores)
     data = _divide_batches(model, given, **options)
     return data, None if validation_data is None else text_data.unpack_validation(validation_data)
+
+
+def _first_scores(model: Any, given: Given) -> np.ndarray:
+    """The scores [N] of the first examples of a data set."""
+    raw = text_data.raw_batches(model.problem, model.preprocess, *given, batch_size=None)
+    first = raw.map(lambda batch: batch[LABEL]).unbatch().take(text_data.CUT_SAMPLE)
+    with data_errors():
+        return np.array([*first.as_numpy_iterator()])
 
 
 def _divide_batches(model: Any, given: Given, **options: Any) -> Any:
