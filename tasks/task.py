@@ -7,7 +7,7 @@ it.
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, Self
 
 import keras
@@ -38,6 +38,7 @@ Raw = dict[str, tf.Tensor]
 Arrays = Mapping[str, np.ndarray]  # decoded predictions or raw examples, [N, ...]
 
 MODEL_INPUTS = (*ENCODER_INPUTS, MASKED_LM_POSITIONS)
+PROBABILITIES, LABEL_NAMES = "probabilities", "label_names"  # decoded outputs [B, C]
 
 
 class Data(Protocol):
@@ -251,6 +252,20 @@ class Task(Data, Problem, Report, Protocol):
 def model_inputs(features: Features) -> Features:
     """The features that a model reads, without features that only `labels` and `decode` use."""
     return {name: features[name] for name in MODEL_INPUTS if name in features}
+
+
+def with_label_names(
+    problem: Problem, answers: Mapping[str, Any], repeat: Callable[..., Any]
+) -> dict[str, Any]:
+    """Decoded outputs with the names of the columns of "probabilities" as "label_names" [B, C], where labels have names.
+
+    repeat: (names [C], shape) -> the names in each row: `tf.broadcast_to` or `np.broadcast_to`
+    """
+    if PROBABILITIES not in answers or not problem.label_names:
+        return {**answers}
+    probabilities = answers[PROBABILITIES]
+    shape = tf.shape(probabilities) if tf.is_tensor(probabilities) else probabilities.shape
+    return {**answers, LABEL_NAMES: repeat(np.array(problem.label_names, object), shape)}
 
 
 def checked_labelled(known: np.ndarray, name: str) -> np.ndarray:

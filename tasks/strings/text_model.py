@@ -10,6 +10,7 @@ import pathlib
 from typing import Any, Self
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 import bert_keras
@@ -30,7 +31,7 @@ from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.runs.run_folder import Run
 from bert_keras.tasks.strings import text_batches, text_model_parts
 from bert_keras.tasks.strings.text_data import get_batch_size, has_features, has_text, text_examples
-from bert_keras.tasks.task import Arrays, Features, Problem
+from bert_keras.tasks.task import Arrays, Features, Problem, with_label_names
 from bert_keras.tasks.training.task_model import (
     encoder_of,
     freeze,
@@ -88,6 +89,11 @@ class TextModel(TrainingSteps, keras.Model):
     @preprocess.setter
     def preprocess(self, preprocess: Preprocessor | None) -> None:
         self._preprocess = preprocess
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The name of each logit, and of each column of "probabilities", in this order; empty where they have none."""
+        return tuple(self.problem.label_names)
 
     @property
     def layers(self) -> list[keras.layers.Layer]:
@@ -312,7 +318,7 @@ class TextModel(TrainingSteps, keras.Model):
         steps: int | None = None,
         callbacks: Any = None,
     ) -> Any:
-        """The decoded predictions [N, ...] by name, in the order of the texts; strings as str.
+        """The decoded predictions [N, ...] by name, in the order of the texts; strings as str; "label_names" of "probabilities".
 
         x: texts as `fit` takes them; features give logits, as in Keras
         steps: batches to predict; None takes all
@@ -330,7 +336,8 @@ class TextModel(TrainingSteps, keras.Model):
         shown = keras.utils.Progbar(None, verbose=1 if verbose == 1 else 0)
         with data_errors():
             predictions, _ = self._predict_examples(examples, batch_size=size, progress=shown.add)
-        return {name: text_model_parts.decode_strings(values) for name, values in predictions.items()}
+        predictions = {name: text_model_parts.decode_strings(values) for name, values in predictions.items()}
+        return with_label_names(self.problem, predictions, np.broadcast_to)
 
     def train_on_batch(
         self,
