@@ -108,17 +108,18 @@ def _bytes(text: Any, where: str) -> bytes:
 def class_resolver(labels: Sequence[str]) -> Callable[[Any], int | None]:
     """A function: the name of a label, or its id -> its id, and None for anything else.
 
-    Where all labels are whole numbers in digits, such as "1" to "5", a number is a name.
+    Where all labels are numbers, such as "1" to "5" or "0.5" and "1.0", a number is the name of the label with its value.
     """
-    numbers = all(label.removeprefix("-").isdecimal() for label in labels)
     ids = {label: i for i, label in enumerate(labels)}
+    values = {read_number(label): i for label, i in ids.items()}
+    numbers = None not in values and len(values) == len(ids)
 
     def resolve(value: Any) -> int | None:
         value = _as_str(value)
         if isinstance(value, bool) and not numbers:
             return ids.get(str(value))
-        if numbers and isinstance(value, int | np.integer):
-            value = str(int(value))
+        if numbers and isinstance(value, int | float | np.number):
+            return values.get(float(value))
         if isinstance(value, str):
             return ids.get(value)
         return int(value) if isinstance(value, int | np.integer) and 0 <= value < len(labels) else None
@@ -139,8 +140,10 @@ def class_ids(y: Any, labels: Sequence[str]) -> np.ndarray:
     found = [*map(class_resolver(labels), rows)]
     if None in found:
         row = found.index(None)
+        label = _as_str(rows[row])
+        kind = "" if isinstance(label, str | int) else f", of type {type(label).__name__},"
         raise BertKerasError(
-            f"label {_as_str(rows[row])!r} in row {row}; give one of {', '.join(map(repr, labels))}, or its index, 0 to "
+            f"label {label!r}{kind} in row {row}; give one of {', '.join(map(repr, labels))}, or its index, an int from 0 to "
             f"{len(labels) - 1}."
         )
     return np.array(found, np.int32)
