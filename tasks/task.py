@@ -96,6 +96,7 @@ class Problem(Protocol):
     calibrated: the numbers in `to_json` that `calibrate` chooses
     lists: decoded outputs that are lists, [B, N]: the prefix of their names -> the output that is -1 in padding
     example_texts: texts for an example request, by the names of `signature`, if the usual text does not fit
+    measures: the names in `Report.evaluate`
     """
 
     kind: str
@@ -112,6 +113,7 @@ class Problem(Protocol):
     calibrated: tuple[str, ...] = ()
     lists: Mapping[str, str] = {}
     example_texts: Mapping[str, str] = {}
+    measures: tuple[str, ...] = ()
 
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
         """Raw [B] -> Features int32 [B, S]. By default the segments are the strings of `text`."""
@@ -166,6 +168,16 @@ class Problem(Protocol):
     def metrics(self) -> list[keras.metrics.Metric]:
         """The Keras metrics that `compile()` takes by default, under weights. By default none."""
         return []
+
+    def keras_metrics(self, given: Any) -> tuple[Any, tuple[str, ...]]:
+        """What `compile` gives Keras for a user's metrics, and the names of measures that `evaluate` is to give besides.
+
+        given: metrics as in Keras. Raises BertKerasError for one that cannot read these labels or outputs. By default, the names
+        in `measures` are left out, which `evaluate` gives in any case.
+        """
+        if isinstance(given, list | tuple):
+            given = [one for one in given if not (isinstance(one, str) and one in self.measures)]
+        return given, ()
 
     def to_json(self) -> dict[str, Any]:
         """The content of task.json, from which `from_json` restores the task without its data."""

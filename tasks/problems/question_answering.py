@@ -69,7 +69,7 @@ class QuestionAnswering(Task):
     kinds = {**field_types(SquadOptions), "tau": NUMBER}
     text = (QUESTION, CONTEXT)
     outputs = (SEQUENCE_OUTPUT,)
-    measure = "f1"
+    measure, measures = "f1", ("exact_match", "exact", "f1")
     windowed = True
     lists = {"nbest": "nbest_starts"}
 

@@ -27,6 +27,7 @@ from bert_keras.tasks.data.conll import DOCSTART, OUTSIDE, SCHEMES, Corpus, Sent
 from bert_keras.tasks.data.sources import Source
 from bert_keras.tasks.metrics import ERRORS_SHOWN, Table, plain
 from bert_keras.tasks.options import TAGGING_DEFAULTS, TaggingOptions
+from bert_keras.tasks.problems.class_metrics import keras_metrics
 from bert_keras.tasks.task import Arrays, Features, Raw, Task
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.words import TEXT, TOKENS, find_words, split_words, take_text
@@ -51,7 +52,7 @@ class Tagging(Task):
     names = ("conll2003",)
     options = names_of(TaggingOptions)
     outputs = (SEQUENCE_OUTPUT,)
-    measure = "f1"
+    measure, measures = "f1", ("f1", "precision", "recall", "accuracy")
     windowed = True
     lists = {"entity": "entity_start_byte"}
     kinds = {"scheme": one_of(SCHEMES), **field_types(TaggingOptions)}
@@ -197,6 +198,11 @@ class Tagging(Task):
         rows, count = words.starts.value_rowids(), words.starts.nrows()
         joined = tf.strings.unsorted_segment_join(tags, rows, num_segments=count)
         return {TAGS: joined} | decode_entities(words, self.label_names, letters)
+
+    def keras_metrics(self, given: Any) -> tuple[Any, tuple[str, ...]]:
+        """Keras' metrics of ids, and the accuracy of tags; `evaluate` gives the measures of entities."""
+        others = [one for one in keras.tree.flatten(given) if one not in self.measures[:-1]]
+        return keras_metrics(others, self.label_names, "tags")
 
     def evaluate(self, predictions: Arrays, raw: Arrays) -> Iterator[tuple[str, float]]:
         """Yields F1, precision and recall of entities, and the accuracy of tags."""

@@ -232,7 +232,8 @@ def make_evaluation(
     batches, examples = evaluation_data(model, given, batch_size=batch_size, steps=steps)
 
     def measure() -> dict[str, float]:
-        return dict(model.problem.evaluate(*model._predict_examples(examples, batch_size=batch_size)))
+        problem = model.problem.measuring(*model._measured) if model._measured else model.problem
+        return dict(problem.evaluate(*model._predict_examples(examples, batch_size=batch_size)))
 
     return batches, None if examples is None else measure, None
 

@@ -74,16 +74,14 @@ class TextModel(TrainingSteps, keras.Model):
         self._parts = None if bilstm_of(network) is None else FrozenNetwork(network)
         self._predict: text_model_parts.TracedPrediction | None = None
         self._validation: Any = None  # the measures of `fit`'s validation data
+        self._measured: tuple[str, ...] = ()  # names that `evaluate` gives beside the problem's own
         self.vectors: RowVectors | None = None  # those of `fit`'s texts, in a feature-based model
 
     @property
     def preprocess(self) -> Any:
         """The text processing. Raises BertKerasError in a copy by `clone_model` or `from_config` until it is set."""
         if self._preprocess is None:
-            raise text_model_parts.NoVocabularyError(
-                "the model has no vocabulary: clone_model and from_config copy only its configuration; set preprocess to that of "
-                "the first model."
-            )
+            raise text_model_parts.NoVocabularyError(text_model_parts.NO_VOCABULARY)
         return self._preprocess
 
     @preprocess.setter
@@ -137,18 +135,23 @@ class TextModel(TrainingSteps, keras.Model):
         """Chooses how `fit` trains; by default by BERT's optimizer and schedule, and the problem's loss and metrics.
 
         optimizer, loss: as in Keras; None takes those of the problem
-        metrics: as in Keras. Beside the problem's loss they are weighted as it is, because padding has weight 0
+        metrics: as in Keras, and measures by name, such as "f1_macro". Beside the problem's loss they are weighted as it is,
+            because padding has weight 0
         weighted_metrics: as in Keras; None takes the problem's metrics where the loss is the problem's too
         micro_batch: rows that are computed at once; None takes whole batches. The update is the same, except for dropout
         settings: of BERT's optimizer, the fields of Hparams that OPTIMIZER_SETTINGS lists, such as learning_rate. Each `fit`
             then counts its own steps: it starts a new optimizer and a new schedule, with warm-up and decay to 0
 
-        Raises BertKerasError for settings beside an optimizer, and for unknown or impossible ones.
+        Raises BertKerasError for settings beside an optimizer, for unknown or impossible ones, and for a metric that cannot read
+        the problem's labels or logits.
         """
         text_model_parts.check_settings(settings, optimizer)
         # The scope that the model was made in may have ended; the optimizer and the metrics belong to it.
         with self.distribute_strategy.scope():
             self._schedule = None
+            metrics, first = text_model_parts.read_metrics(self.problem, metrics)
+            weighted_metrics, second = text_model_parts.read_metrics(self.problem, weighted_metrics)
+            self._measured = (*first, *second)
             if optimizer is None:
                 bilstm = bilstm_of(self.network)
                 self._schedule = Hparams(**settings, **(bilstm.settings if bilstm else {}))
@@ -171,7 +174,8 @@ class TextModel(TrainingSteps, keras.Model):
         if not self.compiled:
             return {}
         schedule = None if self._schedule is None else dataclasses.asdict(self._schedule)
-        return {"keras": super().get_compile_config(), "schedule": schedule, "begun": self.optimizer.built}
+        kept = {"schedule": schedule, "begun": self.optimizer.built, "measured": list(self._measured)}
+        return kept | {"keras": super().get_compile_config()}
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles as `get_compile_config` says."""
@@ -181,6 +185,7 @@ class TextModel(TrainingSteps, keras.Model):
         self._compile = functools.partial(super().compile, **arguments)
         self._compile(optimizer=optimizer)
         self._schedule = None if config["schedule"] is None else Hparams(**config["schedule"])
+        self._measured = tuple(config["measured"])
         if config["begun"]:
             self.optimizer.build(self.trainable_variables)
 
@@ -221,6 +226,7 @@ class TextModel(TrainingSteps, keras.Model):
         text_model_parts.check_callbacks(callbacks)
         if not self.compiled:
             self.compile()
+        seed = text_batches.draw_seed(self.distribute_strategy) if shuffle else None
         options = {"validation_split": validation_split, "validation_data": validation_data}
         options |= {"batch_size": batch_size, "class_weight": class_weight, "seed": seed}
         data, validation = text_batches.make_training_data(self, (x, y, sample_weight), **options)
@@ -231,7 +237,7 @@ class TextModel(TrainingSteps, keras.Model):
                 self, validation, batch_size=size, steps=validation_steps
             )
             if self._validation is not None:
-                text_model_parts.check_monitors(callbacks, self.problem.measure)
+                text_model_parts.choose_modes(callbacks, (*self.problem.measures, *self._measured))
         if self._schedule is not None:
             total = text_batches.count_steps(data, epochs - initial_epoch, steps_per_epoch)
             self._start_schedule(self._schedule, total_steps=total)
@@ -301,9 +307,7 @@ class TextModel(TrainingSteps, keras.Model):
         problem without a threshold.
         """
         if not getattr(self.problem, "calibrated", ()):
-            raise BertKerasError(
-                f"{self.problem.name} has no threshold to choose; question_answerer(..., unanswerable=True) has one."
-            )
+            raise BertKerasError(text_model_parts.NO_THRESHOLD.format(self.problem.name))
         _, examples = text_batches.evaluation_data(self, (x, y, None), batch_size=batch_size)
         with data_errors():
             predictions, raw = self._predict_examples(examples, batch_size=batch_size)
@@ -357,10 +361,7 @@ class TextModel(TrainingSteps, keras.Model):
             )
             class_weight = None
         if self._schedule is not None or not self.compiled:
-            raise BertKerasError(
-                "train_on_batch() does not know the number of steps, which BERT's schedule needs; compile with an optimizer, for "
-                "example compile(bert_keras.AdamW(2e-5)), or call fit()."
-            )
+            raise BertKerasError(text_model_parts.STEPS_UNKNOWN)
         return super().train_on_batch(x, y, sample_weight, class_weight, return_dict)
 
     def test_on_batch(
