@@ -135,8 +135,7 @@ class TextModel(TrainingSteps, keras.Model):
         """Chooses how `fit` trains; by default by BERT's optimizer and schedule, and the problem's loss and metrics.
 
         optimizer, loss: as in Keras; None takes those of the problem
-        metrics: as in Keras, and measures by name, such as "f1_macro". Beside the problem's loss they are weighted as it is,
-            because padding has weight 0
+        metrics: as in Keras, and measures such as "f1_macro"; weighted as the problem's loss is, because padding has weight 0
         weighted_metrics: as in Keras; None takes the problem's metrics where the loss is the problem's too
         micro_batch: rows that are computed at once; None takes whole batches. The update is the same, except for dropout
         settings: of BERT's optimizer, the fields of Hparams that OPTIMIZER_SETTINGS lists, such as learning_rate. Each `fit`
@@ -216,8 +215,7 @@ class TextModel(TrainingSteps, keras.Model):
         x: texts as lists, arrays, columns or data frames, or a tf.data.Dataset of (texts, labels) or (texts, labels, weights)
         y: labels as the problem's `targets` takes them
         batch_size: examples, or windows of long texts; by default 32
-        class_weight: a dict by name or id of classes, a list in the order of ids, or "balanced" as in scikit-learn: the number of
-            texts / (classes * texts of the class)
+        class_weight: a dict by name or id of classes, a list in the order of ids, or "balanced" as scikit-learn weighs classes
 
         The texts are shuffled in every epoch. A tf.data.Dataset keeps its order, and its batches where it has some. A warning
         counts the texts that are cut, among the first CUT_SAMPLE texts in Python.
