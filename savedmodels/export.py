@@ -42,7 +42,7 @@ from bert_keras.savedmodels.verify import (
     write_manifest,
 )
 from bert_keras.tasks.runs.run_folder import Run, load_run
-from bert_keras.tasks.task import model_inputs
+from bert_keras.tasks.task import model_inputs, with_label_names
 from bert_keras.text.preprocessing import Preprocessor
 
 # Lengths are rounded up: a short text costs little, and an accelerator compiles few lengths.
@@ -130,8 +130,9 @@ def compare_in_fresh_process(run: Run, servable: Servable, folder: pathlib.Path)
     narrow = precision_of(run.model) != "float32"
     if servable.frozen and not narrow:
         features = run.task.features(servable.preprocess, texts)
-        expected = run.task.decode(run.model(model_inputs(features), training=False), features, texts)
-        tolerance = ROUNDING
+        outputs = run.model(model_inputs(features), training=False)
+        decoded = run.task.decode(outputs, features, texts)
+        expected, tolerance = with_label_names(run.task, decoded, tf.broadcast_to), ROUNDING
     else:
         traced = servable_of(run) if servable.frozen else servable
         expected, tolerance = traced.serve(**texts), NARROW if narrow else TOLERANCE

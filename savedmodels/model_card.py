@@ -27,7 +27,7 @@ from bert_keras.savedmodels.serving_protos import MODELS
 from bert_keras.tasks.runs.ensemble import Ensemble, members_of
 from bert_keras.tasks.runs.run_card import fact_rows, facts_of, measures_of
 from bert_keras.tasks.runs.run_folder import Run
-from bert_keras.tasks.task import Problem
+from bert_keras.tasks.task import LABEL_NAMES, PROBABILITIES, Problem
 from bert_keras.tasks.training.loop import RESULTS_FILE
 from bert_keras.tasks.training.task_model import encoder_of
 
@@ -129,7 +129,7 @@ def model_card(
         measures=measures_table(run, rounded="" if precision == "float32" else precision),
         signatures=signature_table(signatures),
         ragged=RAGGED if "ragged" in signatures else "",
-        answers=answers_of(run.task),
+        answers=answers_of(run.task) + label_names_of(run.task),
         server=f"{VERSIONS[-1]}.0",
         example=json.dumps(example),
         grpc="\n".join(
@@ -160,6 +160,14 @@ def answers_of(task: Problem) -> str:
     kind = type(task)
     decode = kind.decode_features if kind.decode is Problem.decode else kind.decode
     return inspect.cleandoc(decode.__doc__ or "")
+
+
+def label_names_of(task: Problem) -> str:
+    """The lines about the names of probabilities; empty for outputs without names."""
+    if PROBABILITIES not in answers_of(task) or not task.label_names:
+        return ""
+    names = ", ".join(task.label_names)
+    return f'\n\n"{LABEL_NAMES}" string [B, C], the names of the columns of "{PROBABILITIES}" in each row: {names}'
 
 
 def tensors_of(signature: Any) -> Iterator[tuple[str, str, str, str]]:

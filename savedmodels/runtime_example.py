@@ -110,12 +110,15 @@ def answers(settings: dict[str, Any], output: np.ndarray) -> list[Any]:
         probabilities = 1 / (1 + np.exp(-output))
         chosen = [[name for name, logit in zip(names, row, strict=True) if logit > 0] for row in output]
         return [
-            {"labels": labels, "probabilities": row.tolist()}
+            {"labels": labels, "probabilities": row.tolist(), "label_names": names}
             for labels, row in zip(chosen, probabilities, strict=True)
         ]
     powers = np.exp(output - output.max(axis=-1, keepdims=True))
     probabilities = powers / powers.sum(axis=-1, keepdims=True)
-    return [{"label": names[row.argmax()], "probabilities": row.tolist()} for row in probabilities]
+    return [
+        {"label": names[row.argmax()], "probabilities": row.tolist(), "label_names": names}
+        for row in probabilities
+    ]
 
 
 def read_inputs(settings: dict[str, Any], given: Any) -> dict[str, np.ndarray]:

@@ -1,7 +1,8 @@
 """Servable: a task that takes raw strings, as TensorFlow functions.
 
-In: strings [B] by the task's input names. Out: the outputs of `Task.decode`, by name. What is saved has the variables, the
-vocabulary and the text processing, so its SavedModel is complete. A frozen one has constants in place of the variables.
+In: strings [B] by the task's input names. Out: the outputs of `Task.decode` by name, with the names of labels. What is saved
+has the variables, the vocabulary and the text processing, so its SavedModel is complete. A frozen one has constants in place of
+the variables.
 """
 
 import functools
@@ -16,7 +17,7 @@ from bert_keras.errors import BertKerasError
 from bert_keras.features import ENCODER_INPUTS, INPUT_MASK
 from bert_keras.io.signals import tracing
 from bert_keras.savedmodels.model_card import precision_of
-from bert_keras.tasks.task import Features, Problem, Raw, model_inputs
+from bert_keras.tasks.task import Features, Problem, Raw, model_inputs, with_label_names
 from bert_keras.text.preprocessing import Preprocessor
 
 EXAMPLES = "examples"  # the signature for serialized tf.Example, and its input
@@ -93,7 +94,8 @@ class Servable:
         raw = _of_one_size(raw)
         features = self.features(**raw)
         infer = self._in_groups if self.task.windowed else self._infer
-        return self.task.decode(infer(model_inputs(features)), features, raw)
+        answers = self.task.decode(infer(model_inputs(features)), features, raw)
+        return with_label_names(self.task, answers, tf.broadcast_to)
 
     def _in_groups(self, features: Features) -> tf.Tensor:
         """The model's outputs for any number of windows, WINDOWS at a time."""
@@ -138,7 +140,8 @@ class Servable:
         )
         with tf.control_dependencies(checked):
             features = {name: tf.identity(value) for name, value in features.items()}
-        return self.task.decode_features(self._infer(features))
+        answers = self.task.decode_features(self._infer(features))
+        return with_label_names(self.task, answers, tf.broadcast_to)
 
     def serve_ragged(self, **raw: tf.Tensor) -> Raw:
         """Like `serve`, but lists [B, N] are concatenated to [M], with NAME_row_splits int64 [B + 1]."""

@@ -11,7 +11,7 @@ import concurrent.futures
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -29,6 +29,8 @@ from bert_keras.text.preprocessing import Preprocessor, own_rows, pad_batches
 POOL = 50
 EMPTY = "the data set is empty; give at least one example."
 _ROW = "row"  # the position of the example in the data set, int64 [B]
+# A tf.data.Dataset of raw examples one at a time, or their columns [N, ...] by name.
+Examples: TypeAlias = Any
 
 
 def take_examples(examples: tf.data.Dataset, *, count: int | None, seed: int) -> tf.data.Dataset:
@@ -290,33 +292,78 @@ def predictor(
     def decode(outputs: Any, features: Features, raw: Raw) -> dict[str, tf.Tensor]:
         return task.decode(outputs, features, raw)
 
-    def call(
-        examples: tf.data.Dataset, *, batch_size: int, progress: Callable[[int], None] = lambda done: None
-    ) -> tuple[Arrays, Arrays]:
-        numbered = examples.enumerate().map(lambda row, raw: raw | {_ROW: row})
-        grouped = batches(numbered, batch_size=batch_size)
-        # Specifications without sizes give one trace for all batches. A data set would prepare this graph again in every call.
-        prepare = featurize.get_concrete_function(grouped.element_spec)
+    def trace(spec: Any) -> tuple[Any, Callable[..., tuple[Arrays, Arrays]]]:
+        """One trace for all batches, since the specification has no sizes. A data set would prepare its own in every call."""
+        prepare = featurize.get_concrete_function(spec)
         feature_spec, raw_spec = prepare.structured_outputs
-        run = forward(batch_size).get_concrete_function(model_inputs(feature_spec))
-        finish = decode.get_concrete_function(run.structured_outputs, feature_spec, raw_spec)
+
+        def answer(features: Features, raw: Raw, batch_size: int) -> tuple[Arrays, Arrays]:
+            run = forward(batch_size).get_concrete_function(model_inputs(feature_spec))
+            finish = decode.get_concrete_function(run.structured_outputs, feature_spec, raw_spec)
+            outputs = _in_groups(run, model_inputs(features), batch_size)
+            decoded = {name: value.numpy() for name, value in finish(outputs, features, raw).items()}
+            return decoded, {name: value.numpy() for name, value in raw.items()}
+
+        return prepare, answer
+
+    def call(
+        examples: Examples, *, batch_size: int, progress: Callable[[int], None] = lambda done: None
+    ) -> tuple[Arrays, Arrays]:
         parts = []
-        for features, raw in _ahead(prepare, without_autotuning(grouped)):
-            inputs = model_inputs(features)
-            # A text may have any number of windows; groups bound the memory of the forward pass.
-            outputs = [
-                run({name: value[start : start + batch_size] for name, value in inputs.items()})
-                for start in range(0, len(inputs[INPUT_MASK]), batch_size)
-            ]
-            joined = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
-            decoded = {name: value.numpy() for name, value in finish(joined, features, raw).items()}
-            parts.append((decoded, {name: value.numpy() for name, value in raw.items()}))
+        if (few := _one_batch(examples, batch_size)) is not None:
+            prepare, answer = trace(_spec_of(few))
+            batches_ahead: Iterable[Any] = [prepare(few)]
+        else:
+            grouped = _numbered(examples, batch_size)
+            prepare, answer = trace(grouped.element_spec)
+            batches_ahead = _ahead(prepare, without_autotuning(grouped))
+        for features, raw in batches_ahead:
+            parts.append(answer(features, raw, batch_size))
             progress(len(parts[-1][1][_ROW]))
         if not parts:
             raise BertKerasError(EMPTY)
         return _in_order(parts)
 
     return call
+
+
+def _one_batch(examples: Examples, batch_size: int) -> Raw | None:
+    """The tensors of columns that fit into one batch, as a batch of `_numbered`; None for more of them, and for a data set.
+
+    A data set traces its functions in each call, which takes several times as long as the answer to one text.
+    """
+    if isinstance(examples, tf.data.Dataset):
+        return None
+    count = len(next(iter(examples.values())))
+    if not 0 < count <= batch_size:
+        return None
+    raw = {name: tf.constant(column) for name, column in examples.items()}
+    raw[_ROW] = tf.range(count, dtype=tf.int64)
+    return raw if count == 1 else _sort_by_length(raw)
+
+
+def _spec_of(raw: Raw) -> dict[str, tf.TensorSpec]:
+    """The specification of a batch of any number of rows."""
+    return {name: tf.TensorSpec([None, *value.shape[1:]], value.dtype) for name, value in raw.items()}
+
+
+def _numbered(examples: Examples, batch_size: int) -> tf.data.Dataset:
+    """Batches of examples with their positions."""
+    if not isinstance(examples, tf.data.Dataset):
+        examples = tf.data.Dataset.from_tensor_slices({**examples})
+    return batches(examples.enumerate().map(lambda row, raw: raw | {_ROW: row}), batch_size=batch_size)
+
+
+def _in_groups(run: Callable[[Features], Any], inputs: Features, batch_size: int) -> Any:
+    """The outputs of all rows, `batch_size` at a time: a text may have any number of windows, and groups bound the memory."""
+    count = len(inputs[INPUT_MASK])
+    if count <= batch_size:
+        return run(inputs)
+    outputs = [
+        run({name: value[start : start + batch_size] for name, value in inputs.items()})
+        for start in range(0, count, batch_size)
+    ]
+    return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
 
 
 def _ahead(call: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:

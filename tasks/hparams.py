@@ -5,6 +5,7 @@ Training and commands read them from here; tasks/options.py has the options of t
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,8 @@ SEGMENTS = {"next_sentence": 2, "sentence_pair": 2, "sentence_order": 2, "full_s
 STRICT = ("next_sentence", "sentence_pair")  # the samplers that have a strict form
 # Fields of Hparams that apply only with feature_layers; the first describe the model.
 BILSTM_SETTINGS = ("lstm_layers", "lstm_units", "lstm_dropout")
+# LABEL=WEIGHT, up to a comma or the end: a label may have commas and equals signs.
+_WEIGHT = re.compile(r"(.+?)=([^=,]+)(?:,|$)", re.DOTALL)
 OF_FEATURES = (*BILSTM_SETTINGS, "feature_dtype")
 
 
@@ -138,6 +141,12 @@ class Hparams(StepSettings):
         at_least=1,
     )
 
+    class_weight: str | None = setting(
+        None,
+        help="factors of the losses of classes: balanced, the number of examples / (classes * examples of the class), or weights "
+        "by label, as in good=1,bad=3",
+    )
+
     def __post_init__(self) -> None:
         if self.learning_rate is None:
             rate = FINE_TUNING_RATE if self.feature_layers is None else FEATURE_RATE
@@ -151,6 +160,7 @@ class Hparams(StepSettings):
             self._want_defaults("layer_decay", "rematerialize", unless="if freeze is set")
         if self.patience is not None and self.keep == "last":
             raise wrong_setting(self, "patience", 'None if keep is "last"')
+        _ = self.class_weights
         if self.max_examples is None:
             self._want_defaults("data_seed", unless="without max_examples")
         if self.feature_layers is None:
@@ -160,6 +170,24 @@ class Hparams(StepSettings):
             self._want_defaults(
                 "lora_rank", "unfreeze", "layer_decay", "rematerialize", unless="if feature_layers is set"
             )
+
+    @property
+    def class_weights(self) -> str | dict[str, float] | None:
+        """`class_weight` as `fit` takes it: "balanced", or the weights by label. Raises BertKerasError for another form."""
+        if self.class_weight in (None, "balanced"):
+            return self.class_weight
+        pairs = [pair.groups() for pair in _WEIGHT.finditer(self.class_weight)]
+        labels = [label for label, _ in pairs]
+        try:
+            weights = {label: float(weight) for label, weight in pairs}
+        except ValueError:
+            weights = {}
+        written = ",".join("=".join(pair) for pair in pairs)
+        if not weights or len(weights) < len(labels) or written != self.class_weight:
+            raise wrong_setting(
+                self, "class_weight", "balanced, or weights such as good=1,bad=3, each label once"
+            )
+        return weights
 
     def _want_defaults(self, *names: str, unless: str) -> None:
         defaults = {field.name: field.default for field in dataclasses.fields(self)}

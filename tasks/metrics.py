@@ -64,6 +64,56 @@ MEASURES: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
 }
 
 
+# -----------------------------------------------------------------------------------------------------------
+# Precision, recall and F1 of labels, by name: "f1" alone, an average over labels ("f1_macro"), or one label ("f1_good")
+
+SCORES = ("precision", "recall", "f1")  # in the order of scikit-learn's results
+AVERAGES = ("macro", "micro", "weighted")
+BY_CLASS = "_by_class"  # in a name, stands for each label
+
+
+class LabelScore(NamedTuple):
+    """One of SCORES. of: one of AVERAGES, or the id of a label. size: the number of labels."""
+
+    score: str
+    of: str | int
+    size: int
+
+
+def label_score(name: str, labels: Sequence[str], *, multi: bool) -> LabelScore | None:
+    """The score of that name; None if there is none.
+
+    labels: the names of the labels, by id
+    multi: True where a text has any number of labels
+
+    A score alone is that of label 1 against label 0, of any number of labels the micro-average, and of three classes nothing.
+    """
+    score, _, of = name.partition("_")
+    if score not in SCORES or name == f"{score}_":
+        return None
+    if of in AVERAGES:
+        return LabelScore(score, of, len(labels))
+    if of in labels:
+        return LabelScore(score, labels.index(of), len(labels))
+    if of or not (multi or len(labels) == 2):
+        return None
+    return LabelScore(score, "micro" if multi else 1, len(labels))
+
+
+def score_labels(score: LabelScore, labels: np.ndarray, predictions: np.ndarray) -> float:
+    """The score of class ids [N], or of 0 and 1 for each label, [N, C]; 0.0 for a division by 0.
+
+    As in scikit-learn, a macro-average of classes is over those that are labelled or predicted, of sets over all labels.
+    """
+    average, ids = (score.of, None) if isinstance(score.of, str) else (None, [score.of])
+    if labels.ndim > 1 and score.size == 1:  # one column is class ids to scikit-learn
+        labels, predictions, ids = labels.ravel(), predictions.ravel(), [1]
+    found = sklearn.metrics.precision_recall_fscore_support(
+        labels.astype(int), predictions.astype(int), labels=ids, average=average, zero_division=0
+    )
+    return float(np.ravel(found[SCORES.index(score.score)])[0])
+
+
 # Kinds of task whose official scorers report percent; the measures of other tasks are fractions.
 IN_PERCENT = ("question-answering",)
 

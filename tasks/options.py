@@ -128,6 +128,18 @@ class ColumnOptions(Checked):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class MeasureOptions(Checked):
+    """The measure of a classifier that chooses the best epoch."""
+
+    measure: str | None = setting(
+        None,
+        help="GLUE and custom: the dev measure that chooses the best epoch: accuracy, matthews, spearman or pearson; precision, "
+        "recall or f1, alone for two labels, else with _macro, _micro, _weighted or _ and a label, as in f1_macro (default: "
+        "the data set's)",
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class FillMaskOptions(Checked):
     """Options for fill-mask."""
 
@@ -143,6 +155,7 @@ PRETRAINED_TASKS = ("fill-mask", *SENTENCE_PAIR_LABELS)
 TASK_OPTIONS = (
     ClassifierOptions,
     ColumnOptions,
+    MeasureOptions,
     SquadOptions,
     TaggingOptions,
     ChoiceOptions,

@@ -8,7 +8,7 @@ it.
 import inspect
 import reprlib
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, Self
 
 import keras
@@ -40,6 +40,7 @@ Raw = dict[str, tf.Tensor]
 Arrays = Mapping[str, np.ndarray]  # decoded predictions or raw examples, [N, ...]
 
 MODEL_INPUTS = (*ENCODER_INPUTS, MASKED_LM_POSITIONS)
+PROBABILITIES, LABEL_NAMES = "probabilities", "label_names"  # decoded outputs [B, C]
 
 
 class Data(Protocol):
@@ -100,6 +101,7 @@ class Problem(Protocol):
     calibrated: the numbers in `to_json` that `calibrate` chooses
     lists: decoded outputs that are lists, [B, N]: the prefix of their names -> the output that is -1 in padding
     example_texts: texts for an example request, by the names of `signature`, if the usual text does not fit
+    measures: the names in `Report.evaluate`
     """
 
     kind: str
@@ -117,6 +119,7 @@ class Problem(Protocol):
     calibrated: tuple[str, ...] = ()
     lists: Mapping[str, str] = {}
     example_texts: Mapping[str, str] = {}
+    measures: tuple[str, ...] = ()
 
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
         """Raw [B] -> Features int32 [B, S]. By default the segments are the strings of `text`."""
@@ -175,6 +178,16 @@ class Problem(Protocol):
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={reprlib.repr(value)}" for name, value in self.to_json().items())
         return f"{type(self).__name__}({settings})"
+
+    def keras_metrics(self, given: Any) -> tuple[Any, tuple[str, ...]]:
+        """What `compile` gives Keras for a user's metrics, and the names of measures that `evaluate` is to give besides.
+
+        given: metrics as in Keras. Raises BertKerasError for one that cannot read these labels or outputs. By default, the names
+        in `measures` are left out, which `evaluate` gives in any case.
+        """
+        if isinstance(given, list | tuple):
+            given = [one for one in given if not (isinstance(one, str) and one in self.measures)]
+        return given, ()
 
     def to_json(self) -> dict[str, Any]:
         """The content of task.json, from which `from_json` restores the task without its data."""
@@ -286,6 +299,20 @@ class Task(Data, Problem, Report, Protocol):
 def model_inputs(features: Features) -> Features:
     """The features that a model reads, without features that only `labels` and `decode` use."""
     return {name: features[name] for name in MODEL_INPUTS if name in features}
+
+
+def with_label_names(
+    problem: Problem, answers: Mapping[str, Any], repeat: Callable[..., Any]
+) -> dict[str, Any]:
+    """Decoded outputs with the names of the columns of "probabilities" as "label_names" [B, C], where labels have names.
+
+    repeat: (names [C], shape) -> the names in each row: `tf.broadcast_to` or `np.broadcast_to`
+    """
+    if PROBABILITIES not in answers or not problem.label_names:
+        return {**answers}
+    probabilities = answers[PROBABILITIES]
+    shape = tf.shape(probabilities) if tf.is_tensor(probabilities) else probabilities.shape
+    return {**answers, LABEL_NAMES: repeat(np.array(problem.label_names, object), shape)}
 
 
 def checked_labelled(known: np.ndarray, name: str) -> np.ndarray:

@@ -234,8 +234,9 @@ def answers(sst2) -> list[dict]:
     features = run.task.features(run.preprocess, raw)
     decoded = run.task.decode(run.model(features), features, raw)
     label, probabilities = decoded["label"].numpy(), decoded["probabilities"].numpy()
+    names = {"label_names": ["negative", "positive"]}
     return [
-        {"sentence": text, "label": label[i].decode(), "probabilities": probabilities[i].tolist()}
+        {"sentence": text, "label": label[i].decode(), "probabilities": probabilities[i].tolist()} | names
         for i, text in enumerate(TEXTS)
     ]
 

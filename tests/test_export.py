@@ -92,6 +92,7 @@ def test_signature(exported):
     assert [*tensors_of(loaded.signatures["serving_default"])] == [
         ("input", "sentence", "string", "[?]"),
         ("output", "label", "string", "[?]"),
+        ("output", "label_names", "string", "[?, 2]"),
         ("output", "probabilities", "float32", "[?, 2]"),
     ]
     graph = meta_graph(exported.folder)
@@ -107,7 +108,8 @@ def test_moved_elsewhere_it_answers_as_predict_does(exported):
     expected, _ = predict(
         run.task, run.preprocess, run.model, tf.data.Dataset.from_tensor_slices(raw), batch_size=8
     )
-    assert set(answers) == set(expected)
+    assert set(answers) == {*expected, "label_names"}
+    assert answers["label_names"] == [["negative", "positive"]] * len(TEXTS)
     for name, value in expected.items():
         if value.dtype == object:
             assert answers[name] == [text.decode() for text in value]
@@ -284,6 +286,7 @@ def test_the_card_says_what_it_is(exported, sst2):
         "| settings | pooling: pooled |",
         "| lower-cased | yes |",
         "| labels | negative, positive |",
+        'the names of the columns of "probabilities" in each row: negative, positive',
         f"| SHA-256 of its file | {digest} |",
         "## Measures",
         f"| accuracy | {results['measures']['val_accuracy']:.4f} |",

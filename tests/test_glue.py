@@ -359,14 +359,20 @@ def test_custom_data_with_labelled_unlabelled_or_no_test_file(tmp_path):
 
 
 def test_report_of_classes():
-    """The confusion matrix by hand, and the surest error first; what is not labelled is left out."""
+    """The scores of labels and the confusion matrix by hand, and the surest error first; what is not labelled is left out."""
     task = TextClassification.open("sst2")
     raw = {"sentence": np.array([b"a", b"b", b"c", b"d", b"e"], object), "label": np.array([0, 1, 1, 0, -1])}
     predictions = {
         "label": np.array([b"negative", b"negative", b"negative", b"positive", b"positive"], object),
         "probabilities": np.array([[0.9, 0.1], [0.6, 0.4], [0.8, 0.2], [0.3, 0.7], [0.0, 1.0]]),
     }
-    matrix, errors = task.report(predictions, raw)
+    by_label, matrix, errors = task.report(predictions, raw)
+    assert by_label.columns == ("label", "precision", "recall", "f1", "texts")
+    assert by_label.rows[:2] == [
+        ("negative", 1 / 3, 0.5, pytest.approx(0.4), 2),
+        ("positive", 0.0, 0.0, 0.0, 2),
+    ]
+    assert [row[0] for row in by_label.rows[2:]] == ["macro", "micro", "weighted"]
     assert matrix.columns == ("", "negative", "positive")
     assert matrix.rows == [("negative", 1, 1), ("positive", 2, 0)]
     assert errors.title == "the most confident of 3 errors in 4 examples"

@@ -228,7 +228,8 @@ def test_grpc_predicts_and_describes_itself(server, assert_expected):
         request.model_spec.name = "nli"
         signatures = get_model_metadata_pb2.SignatureDefMap()
         assert stub.GetModelMetadata(request).metadata["signature_def"].Unpack(signatures)
-    assert set(signatures.signature_def["serving_default"].outputs) == {"label", "probabilities"}
+    outputs = set(signatures.signature_def["serving_default"].outputs)
+    assert outputs == {"label", "label_names", "probabilities"}
     request = get_model_status_pb2.GetModelStatusRequest()
     request.model_spec.name = "nli"
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:

@@ -6,10 +6,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from runs import no_training, texts, write_checkpoint
+from runs import texts, write_checkpoint
 
 import bert_keras as bk
 from bert_keras.errors import BertKerasError
+from bert_keras.tasks.strings.text_model_parts import choose_modes
 
 NAMES = ["bad", "good"]
 TEXTS = texts(20, seed=0)
@@ -62,7 +63,7 @@ def test_fit_gives_the_measures_of_its_validation_data_to_callbacks(make, x, y, 
     model.compile(learning_rate=1e-3, warmup_proportion=0.0)
     seen = []
     watch = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(dict(logs)))
-    stop = keras.callbacks.EarlyStopping(f"val_{measure}", mode="max", patience=1, min_delta=1e9)
+    stop = keras.callbacks.EarlyStopping(f"val_{measure}", patience=1, min_delta=1e9)
     options = {"batch_size": 4, "epochs": 4, "callbacks": [watch, stop], "verbose": 0}
     history = model.fit(x, y, validation_data=(x, y), **options).history
     assert len(seen) == len(history["loss"]) == 2  # nothing improves by so much
@@ -71,17 +72,15 @@ def test_fit_gives_the_measures_of_its_validation_data_to_callbacks(make, x, y, 
     assert {f"val_{name}": value for name, value in logs.items()} == pytest.approx(measures, abs=1e-5)
 
 
-def test_a_callback_that_keras_cannot_compare_is_refused_before_training(checkpoint):
-    model = bk.tagger(checkpoint, ["PER"])
+def test_a_callback_that_keras_cannot_compare_takes_a_higher_measure_for_better(checkpoint):
     watching = [
         keras.callbacks.EarlyStopping("val_f1"),
         keras.callbacks.ReduceLROnPlateau("val_f1"),
         keras.callbacks.ModelCheckpoint("best.keras", monitor="val_f1", save_best_only=True),
     ]
-    for callback in watching:
-        message = f"{type(callback).__name__} monitors val_f1.*give mode='max'"
-        with no_training(), pytest.raises(ValueError, match=message):
-            model.fit(WORDS, TAGS, validation_data=(WORDS, TAGS), callbacks=[callback])
+    others = [keras.callbacks.EarlyStopping("val_loss"), keras.callbacks.EarlyStopping("val_f1", mode="min")]
+    choose_modes([*watching, *others], bk.tagger(checkpoint, ["PER"]).problem.measures)
+    assert [one.mode for one in [*watching, *others]] == ["max"] * 3 + ["auto", "min"]
 
 
 @pytest.mark.long

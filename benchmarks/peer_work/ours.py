@@ -110,6 +110,15 @@ def export_asker(
     return asker(exported(case, folder, freeze=freeze))
 
 
+def predict_asker(case: Case, folder: pathlib.Path) -> Callable[[list[str]], np.ndarray]:
+    """`TextModel.predict` of the same run."""
+    import bert_keras as bk
+
+    run = classifier_run(case, folder)
+    model = bk.TextModel(run.task, run.preprocess, run.model)
+    return lambda texts: model.predict(texts, verbose=0)["probabilities"]
+
+
 def import_library(case: Case, folder: pathlib.Path) -> Arrays:
     """In a fresh process: the package with all that a classifier needs."""
     import bert_keras

@@ -41,6 +41,7 @@ ALONE = " on one thread"
 ONE_THREAD, HUGGING_FACE_ONE_THREAD = f"{OURS}{ALONE}", f"{HUGGING_FACE}{ALONE}"
 COMPILERS = (COMPILED, f"{HUGGING_FACE_ONE_THREAD}, compiled")
 FROZEN, TWO_WORKERS, EXPORT = f"{OURS}, frozen", f"{OURS}, 2 workers", f"{OURS}, export"
+PREDICT = f"{OURS}, predict"
 POOLED, PADDED, XLA = f"{OURS}, pooled only", f"{OURS}, padded", f"{OURS}, XLA"
 ONNX_EXPORT, OPENVINO_EXPORT = f"{OURS}, {ONNX} export", f"{OURS}, {OPENVINO} export"
 PLAIN = "plain Python"
@@ -151,6 +152,7 @@ IMPLEMENTATIONS: dict[str, dict[str, Prepare]] = {
     },
     "serving": {
         OURS: functools.partial(work.serving, ours.export_asker),
+        PREDICT: functools.partial(work.serving, ours.predict_asker),
         FROZEN: functools.partial(work.serving, functools.partial(ours.export_asker, freeze=True)),
         f"{ONE_THREAD}, frozen": functools.partial(
             work.serving, functools.partial(ours.export_asker, freeze=True)

@@ -32,6 +32,7 @@ CLASSES = {
     "bert_keras.optimization.optimizers": ("AdamW", "LAMB"),
     "bert_keras.model.tensorflow_layers": ("HubLayer", "PreprocessorLayer"),
     "bert_keras.optimization.training_model": ("TrainingModel",),
+    "bert_keras.tasks.problems.class_metrics": ("LabelMeasure", "OnLogits"),
     "bert_keras.tasks.problems.multiple_choice": ("FlattenChoices",),
     "bert_keras.tasks.problems.embedding": ("Pooling",),
     "bert_keras.model.feature_bilstm": ("FeatureBiLSTM", "LayerMix", "ScalarMix"),

@@ -254,9 +254,14 @@ def warn_of_probabilities(model: Any, metrics: Any) -> None:
             stacklevel=3,
         )
     for metric in filter(_measures_probabilities, keras.tree.flatten(metrics)):
+        single = all(output.shape[-1] == 1 for output in outputs)
+        advice = (
+            "compile with keras.metrics.AUC(from_logits=True), BinaryAccuracy(threshold=0), Precision(thresholds=0) or the like"
+            if single  # several logits crash in them
+            else "give a metric of logits, such as SparseCategoricalAccuracy; bk.classifier takes it as it is, by name too"
+        )
         warnings.warn(
-            f"{heads} gives logits and the metric {name_of(metric)} takes probabilities; compile with "
-            "keras.metrics.AUC(from_logits=True), BinaryAccuracy(threshold=0), Precision(thresholds=0) or the like.",
+            f"{heads} gives logits and the metric {name_of(metric)} takes probabilities; {advice}.",
             stacklevel=3,
         )
 

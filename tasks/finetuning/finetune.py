@@ -17,6 +17,7 @@ from bert_keras.model.choices import training_policy
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import FeatureEncoder, bilstm_of
 from bert_keras.tasks.batches import count, dataset
+from bert_keras.tasks.data.glue import CUSTOM
 from bert_keras.tasks.devices.strategies import (
     check_micro_batch,
     divided,
@@ -37,12 +38,20 @@ from bert_keras.tasks.frozen.row_vectors import (
     row_vectors,
 )
 from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.strings.text_batches import REGRESSION, Weighted, labels_in
 from bert_keras.tasks.strings.text_data import CUT_SAMPLE, cut_texts
 from bert_keras.tasks.strings.text_model import TextModel
 from bert_keras.tasks.task import Task, check_stride
 from bert_keras.tasks.training.loop import RUN, check_save_every, train
 from bert_keras.tasks.training.plan import Plan, Stage, fingerprint_of_checkpoint
-from bert_keras.tasks.training.task_model import NEW_PARTS, check_sizes, heads_of, network_of, optimizer_of
+from bert_keras.tasks.training.task_model import (
+    NEW_PARTS,
+    check_sizes,
+    heads_of,
+    network_of,
+    optimizer_of,
+    start_at_scores,
+)
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
 
@@ -207,9 +216,10 @@ def _stage(
     vectors: RowVectors | None,
 ) -> Stage:
     """The only stage: all epochs, with the vectors of their rows."""
+    weighted: Any = Weighted(task, hparams.class_weights, lambda: labels_in(examples))
     batches = functools.partial(
         dataset,
-        task,
+        weighted,
         padded_for(distribution, preprocess),
         examples,
         batch_size=hparams.batch_size,
@@ -290,6 +300,9 @@ def plan_finetuning(
     )
     with distribution.scope():
         model = build(total_steps=stage.total, log=lines.append)
+        # GLUE's scores have the range that the paper learned.
+        if task.problem_type == REGRESSION and task.name == CUSTOM:
+            start_at_scores(model.network, labels_in(examples.train))
     lines += _lines_about(task, preprocess, examples, hparams, steps=stage.total)
     monitor = functools.partial(
         FineTuningMonitor,

@@ -5,8 +5,9 @@ scores, and the measures of the data set. With a `doc_stride`, a text longer tha
 `NextSentence` classifies pairs by the head of pre-training.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -21,94 +22,35 @@ from bert_keras.io.json_files import TEXT, checked_fields, list_of, one_of, shor
 from bert_keras.io.paths import to_path
 from bert_keras.model.encoder import BertEncoder, encoder_inputs
 from bert_keras.model.heads import NextSentenceHead
-from bert_keras.optimization.losses import GlobalMean, binary_cross_entropy, cross_entropy, squared_error
+from bert_keras.optimization.losses import GlobalMean
 from bert_keras.tasks import metrics
 from bert_keras.tasks.data import glue
-from bert_keras.tasks.data.columns import class_ids, label_sets, scores
 from bert_keras.tasks.data.glue import LABEL, ROWS, TextDataSet
 from bert_keras.tasks.data.sources import Source
-from bert_keras.tasks.metrics import Table, list_errors, most_confident, plain
-from bert_keras.tasks.options import SENTENCE_PAIR_LABELS, ClassifierOptions, ColumnOptions
-from bert_keras.tasks.task import POOLINGS, Arrays, Features, Raw, Task, checked_labelled, classifier_model
+from bert_keras.tasks.metrics import AVERAGES, SCORES, Table, list_errors, most_confident, plain
+from bert_keras.tasks.options import SENTENCE_PAIR_LABELS, ClassifierOptions, ColumnOptions, MeasureOptions
+from bert_keras.tasks.problems.class_metrics import keras_metrics
+from bert_keras.tasks.problems.label_types import (
+    LABEL_TYPES,
+    LABELS,
+    SCORE,
+    measure_of,
+    measures_by_class,
+    unknown_measure,
+    usual_name,
+)
+from bert_keras.tasks.task import (
+    LABEL_NAMES,
+    POOLINGS,
+    PROBABILITIES,
+    Arrays,
+    Features,
+    Raw,
+    Task,
+    checked_labelled,
+    classifier_model,
+)
 from bert_keras.text.preprocessing import Preprocessor
-
-LABELS, SCORE, PROBABILITIES = "labels", "score", "probabilities"
-Names = Sequence[str]
-
-
-# -----------------------------------------------------------------------------------------------------------
-# The types of labels. Raw labels [B] are class ids int32, scores float32, or 0 and 1 for each label, float32 [B, C].
-
-
-class LabelType(NamedTuple):
-    """One type of labels.
-
-    loss: labels and logits -> one loss for each text, or for each label of a text
-    decode: logits [B, C] and the names of the labels -> the served tensors
-    targets: labels in Python and the names of the labels -> raw labels [N]
-    predicted: served arrays and the names of the labels -> the values that measures compare with raw labels
-    problem_type: the name in Hugging Face's config.json
-    measures: names in MEASURES, for a problem that names none
-    least: the smallest number of labels
-    metrics: makes the Keras metrics that `compile()` takes by default
-    """
-
-    loss: Callable[[Any, Any], Any]
-    decode: Callable[[tf.Tensor, Names], dict[str, tf.Tensor]]
-    targets: Callable[[Any, Names], np.ndarray]
-    predicted: Callable[[Mapping[str, np.ndarray], Names], np.ndarray]
-    problem_type: str
-    measures: tuple[str, ...]
-    least: int
-    metrics: Callable[[], list[keras.metrics.Metric]] = list
-
-
-def _decode_class(logits: tf.Tensor, names: Names) -> dict[str, tf.Tensor]:
-    """Logits [B, C] -> "label" string [B] and "probabilities" float32 [B, C]."""
-    label = tf.gather(tf.constant(names), tf.argmax(logits, axis=-1))
-    return {LABEL: label, PROBABILITIES: tf.nn.softmax(logits)}
-
-
-def _decode_set(logits: tf.Tensor, names: Names) -> dict[str, tf.Tensor]:
-    """Logits [B, C] -> "labels" string [B, C], "" where a label is not predicted, and "probabilities" float32 [B, C]."""
-    return {LABELS: tf.where(logits > 0, tf.constant(names), ""), PROBABILITIES: tf.sigmoid(logits)}
-
-
-def _find_ids(predictions: Mapping[str, np.ndarray], names: Names) -> np.ndarray:
-    ids = {name.encode(): i for i, name in enumerate(names)}
-    return np.array([ids[label] for label in predictions[LABEL]])
-
-
-LABEL_TYPES = {
-    "class": LabelType(
-        loss=cross_entropy,
-        decode=_decode_class,
-        targets=class_ids,
-        predicted=_find_ids,
-        problem_type="single_label_classification",
-        measures=("accuracy",),
-        least=2,
-        metrics=lambda: [keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
-    ),
-    "score": LabelType(
-        loss=squared_error,
-        decode=lambda logits, names: {SCORE: logits[:, 0]},  # float32 [B]
-        targets=lambda y, names: scores(y),
-        predicted=lambda predictions, names: predictions[SCORE],
-        problem_type="regression",
-        measures=("spearman", "pearson"),
-        least=0,
-    ),
-    "multi": LabelType(
-        loss=binary_cross_entropy,
-        decode=_decode_set,
-        targets=label_sets,
-        predicted=lambda predictions, names: (predictions[LABELS] != b"").astype(np.float32),
-        problem_type="multi_label_classification",
-        measures=("f1",),
-        least=1,
-    ),
-}
 
 
 class TextClassification(Task):
@@ -117,7 +59,7 @@ class TextClassification(Task):
     labels: the label strings by label id; empty where the label is a score
     text: the names of the one or two texts
     label_type: a key of LABEL_TYPES
-    measures: names in MEASURES, the first one chooses the best epoch; None takes those of the type of labels
+    measures: names of measures (`measure_of`), the first one chooses the best epoch; None takes those of the type of labels
     pooling: a key of POOLINGS, the input of the classifier
     doc_stride: tokens from the start of one window of a long text to the start of the next; None truncates long texts
     truncation: "tail" or "head_tail", the part to keep of a text that does not fit; None keeps its head
@@ -131,13 +73,13 @@ class TextClassification(Task):
 
     kind = "text-classification"
     names = glue.NAMES
-    options = (*names_of(ClassifierOptions), *names_of(ColumnOptions))
+    options = (*names_of(ClassifierOptions), *names_of(ColumnOptions), *names_of(MeasureOptions))
     kinds = {
         "name": one_of(glue.NAMES),
         "text": list_of(TEXT),
         "labels": list_of(TEXT),
         "label_type": one_of(LABEL_TYPES),
-        "measures": list_of(one_of(metrics.MEASURES)),
+        "measures": list_of(TEXT),
         "text_column": list_of(TEXT),
         "label_column": TEXT,
         "quoting": field_types(ColumnOptions)["quoting"],
@@ -163,6 +105,7 @@ class TextClassification(Task):
         self.name, self.text, self.label_names = name, tuple(text), tuple(labels)
         self.label_type, self.type = label_type, LABEL_TYPES[label_type]
         self.measures = self.type.measures if measures is None else tuple(measures)
+        self._check_measures(self.measures)
         data = data or glue.make_own_data_set(labels, text=text, label_type=label_type, name=name)
         self.data, self.source = data, source
         self._check()
@@ -213,16 +156,35 @@ class TextClassification(Task):
             if not good:
                 raise BertKerasError(f"task: {name} is {shortened(given)}; expected {want}.")
 
+    def _check_measures(self, names: Sequence[str]) -> None:
+        """Raises BertKerasError for a measure that does not fit the labels."""
+        for name in names:
+            if measure_of(name, self.label_names, self.label_type) is None:
+                raise unknown_measure(name, self.label_names, self.label_type)
+
     @classmethod
     def open(cls, name: str, source: Source | None = None, **options: Any) -> "TextClassification":
         """The problem of the data set named `name`; for "custom", the files in `source` define the data set.
 
-        options: the fields of ClassifierOptions and of ColumnOptions
+        options: the fields of ClassifierOptions, of ColumnOptions and of MeasureOptions
         """
         columns = {name: options.pop(name) for name in names_of(ColumnOptions) if name in options}
+        measure = options.pop("measure", None)
         data = glue.open_data_set(name, source, ColumnOptions(**columns))
         options |= {"text": data.text, "label_type": data.label_type, "measures": data.measures or None}
-        return cls(data.labels, name=name, data=data, source=source, **options)
+        made = cls(data.labels, name=name, data=data, source=source, **options)
+        return made if measure is None else made.measuring(usual_name(measure), first=True)
+
+    def measuring(self, *names: str, first: bool = False) -> "TextClassification":
+        """The same problem with more measures. first: True if the first of them chooses the best epoch."""
+        names = tuple(measures_by_class(names, self.label_names))
+        self._check_measures(names)
+        others = [name for name in self.measures if name not in names]
+        made = copy.copy(self)
+        new = [name for name in names if name not in self.measures]
+        made.measures = (*names, *others) if first else (*self.measures, *new)
+        made.measure = made.measures[0]
+        return made
 
     def examples(self, split: str) -> tf.data.Dataset:
         return glue.load_examples(self.data, split, self.source)
@@ -232,8 +194,13 @@ class TextClassification(Task):
         return {LABEL: self.type.targets(y, self.label_names)}
 
     def metrics(self) -> list[keras.metrics.Metric]:
-        """The accuracy of classes; none for windows, because a metric of windows does not measure texts."""
-        return [] if self.windowed else self.type.metrics()
+        """The measures of labels; none for windows, because a metric of windows does not measure texts, and none for scores."""
+        return self.keras_metrics(self.type.measures)[0]
+
+    def keras_metrics(self, given: Any) -> tuple[Any, tuple[str, ...]]:
+        counts = self.label_type != "score" and not self.windowed
+        given = keras.tree.flatten(given)
+        return keras_metrics(given, self.label_names, self.label_type, counts=counts)
 
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
         """Raw [B] -> Features int32 [B, S]; with a `doc_stride`, `Preprocessor.windows` of the last text, [W, S]."""
@@ -294,8 +261,13 @@ class TextClassification(Task):
         """Yields the measures over the labelled examples. Raises BertKerasError where no example is labelled."""
         known = checked_labelled(self._is_known(raw[LABEL]), self.name)
         labels, predicted = raw[LABEL][known], self.type.predicted(predictions, self.label_names)[known]
-        for name in self.measures:  # micro-averaged over any number of labels
-            yield name, metrics.MEASURES[name](labels.ravel(), predicted.ravel())
+        for name in self.measures:
+            yield name, self._measure(name, labels, predicted)
+
+    def _measure(self, name: str, labels: np.ndarray, predicted: np.ndarray) -> float:
+        measure = measure_of(name, self.label_names, self.label_type)
+        assert measure is not None  # checked when the problem was made
+        return measure(labels, predicted)
 
     def degenerate(self, predictions: Arrays, raw: Arrays) -> str | None:
         """One class, one set of labels or one score for nearly all texts, or no better than that."""
@@ -313,11 +285,13 @@ class TextClassification(Task):
         labels = raw[LABEL][self._is_known(raw[LABEL])]
         values, counts = np.unique(labels, axis=0, return_counts=True)
         constant = np.broadcast_to(values[counts.argmax()], labels.shape)
-        return metrics.MEASURES[self.measure](labels.ravel(), constant.ravel())
+        return self._measure(self.measure, labels, constant)
 
     def record(self, decoded: Arrays) -> dict[str, Any]:
-        """The served arrays as JSON values; of several labels, the predicted ones alone."""
+        """The served arrays as JSON values; of several labels, the predicted ones alone; and the names of the probabilities."""
         record = super().record(decoded)
+        if PROBABILITIES in record:
+            record[LABEL_NAMES] = [*self.label_names]
         if self.label_type == "multi":
             record[LABELS] = [*filter(None, record[LABELS])]
         return record
@@ -331,8 +305,10 @@ class TextClassification(Task):
         return {**example, LABEL: record[LABEL], "probability": f"{max(record[PROBABILITIES]):.4f}"}
 
     def report(self, predictions: Arrays, raw: Arrays) -> Iterator[Table]:
-        """The confusion matrix and the most confident errors; for scores, the largest errors; for sets of labels, none."""
+        """The scores of each label; of classes, the confusion matrix and the most confident errors; of scores, the largest."""
         known = np.flatnonzero(self._is_known(raw[LABEL]))
+        if self.label_type != "score":
+            yield self._by_label(raw[LABEL][known], self.type.predicted(predictions, self.label_names)[known])
         if self.label_type == "multi":
             return
         if self.label_type == "score":
@@ -352,6 +328,18 @@ class TextClassification(Task):
         wrong, confidence = known[gold[known] != chosen[known]], predictions[PROBABILITIES].max(axis=1)
         columns = (*self.text, "gold", "predicted", "probability")
         yield from list_errors(wrong, confidence, columns, describe, count=len(known))
+
+    def _by_label(self, labels: np.ndarray, predicted: np.ndarray) -> Table:
+        """Precision, recall and F1 of each label, with its texts, and their averages."""
+        counts = (
+            labels.sum(axis=0) if labels.ndim > 1 else np.bincount(labels, minlength=len(self.label_names))
+        )
+        texts = dict(zip(self.label_names, counts.astype(int).tolist(), strict=True))
+        rows = [
+            (of, *(self._measure(f"{score}_{of}", labels, predicted) for score in SCORES), texts.get(of, ""))
+            for of in (*(name for name in self.label_names if name not in AVERAGES), *AVERAGES)
+        ]
+        return Table("labels and averages", ("label", *SCORES, "texts"), rows)
 
     def _texts(self, raw: Arrays, row: int) -> list[str]:
         return [plain(raw[name][row]) for name in self.text]

@@ -71,7 +71,7 @@ class FillMask(Task):
     kinds = field_types(FillMaskOptions)
     name = kind
     outputs = (SEQUENCE_OUTPUT,)
-    measure = "accuracy"
+    measure, measures = "accuracy", ("accuracy", f"top_{NEAR}", "mean_reciprocal_rank")
     lists = {"mask": START}
     pretrained_head = True
     example_texts = {TEXT: "The capital of France is [MASK]."}

@@ -26,6 +26,7 @@ from bert_keras.tasks.data.sources import Source, split_file
 from bert_keras.tasks.data.tables import checked_text, column_names, get_ending, read_table
 from bert_keras.tasks.metrics import Table, accuracy, degenerate_classes, list_errors, plain
 from bert_keras.tasks.options import TASK_DEFAULTS, ChoiceOptions
+from bert_keras.tasks.problems.class_metrics import keras_metrics
 from bert_keras.tasks.task import Arrays, Features, Raw, Task, checked_labelled
 from bert_keras.text.preprocessing import Preprocessor
 
@@ -86,7 +87,7 @@ class MultipleChoice(Task):
     names = tuple(FILES)
     options = names_of(ChoiceOptions)
     kinds = field_types(ChoiceOptions)
-    measure = "accuracy"
+    measure, measures = "accuracy", ("accuracy",)
     defaults = TASK_DEFAULTS["swag"]
 
     def __init__(
@@ -177,7 +178,12 @@ class MultipleChoice(Task):
         return {LABEL: class_ids(y, [str(i) for i in range(self.num_choices)])}
 
     def metrics(self) -> list[keras.metrics.Metric]:
-        return [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]
+        return self.keras_metrics(self.measures)[0]
+
+    def keras_metrics(self, given: Any) -> tuple[Any, tuple[str, ...]]:
+        """Those of classes: the places of the endings."""
+        places = [str(place) for place in range(self.num_choices)]
+        return keras_metrics(keras.tree.flatten(given), places, "class")
 
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
         """Raw [B] -> Features int32 [B, K, S]."""

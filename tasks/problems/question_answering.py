@@ -79,7 +79,7 @@ class QuestionAnswering(Task):
     optional = ("answer_language",)
     text = (QUESTION, CONTEXT)
     outputs = (SEQUENCE_OUTPUT,)
-    measure = "f1"
+    measure, measures = "f1", ("exact_match", "exact", "f1")
     windowed = True
     lists = {"nbest": "nbest_starts"}
 

@@ -30,6 +30,7 @@ from bert_keras.tasks.data.sources import Source, split_file
 from bert_keras.tasks.data.spans import Span
 from bert_keras.tasks.metrics import ERRORS_SHOWN, Table, plain
 from bert_keras.tasks.options import TAGGING_DEFAULTS, TaggingOptions
+from bert_keras.tasks.problems.class_metrics import keras_metrics
 from bert_keras.tasks.problems.tag_decoding import Letters, decode_entities, decode_words
 from bert_keras.tasks.task import Arrays, Features, Raw, Task
 from bert_keras.text.characters import to_characters
@@ -60,7 +61,7 @@ class Tagging(Task):
     names = ("conll2003",)
     options = names_of(TaggingOptions)
     outputs = (SEQUENCE_OUTPUT,)
-    measure = "f1"
+    measure, measures = "f1", ("f1", "precision", "recall", "accuracy")
     windowed = True
     lists = {"entity": "entity_start_byte"}
     kinds = {"scheme": one_of(SCHEMES), **field_types(TaggingOptions)}
@@ -277,6 +278,11 @@ class Tagging(Task):
         for name in ("entity_start", "entity_end"):
             found[name] = to_characters(take_text(raw), found[f"{name}_byte"])
         return found
+
+    def keras_metrics(self, given: Any) -> tuple[Any, tuple[str, ...]]:
+        """Keras' metrics of ids, and the accuracy of tags; `evaluate` gives the measures of entities."""
+        others = [one for one in keras.tree.flatten(given) if one not in self.measures[:-1]]
+        return keras_metrics(others, self.label_names, "tags")
 
     def evaluate(self, predictions: Arrays, raw: Arrays) -> Iterator[tuple[str, float]]:
         """Yields F1, precision and recall of entities, and the accuracy of tags."""

@@ -83,7 +83,8 @@ def classifier(
     names = tuple(labels) if several else ()
     if len(names) < (1 if multi else 2) or not all(isinstance(name, str) for name in names):
         raise BertKerasError(
-            f'labels is {labels!r}; give a list of strings in the order of their ids, for example ["bad", "good"].'
+            f"labels is {labels!r}; give a list of {'one' if multi else 'two'} or more strings in the order of their ids, for "
+            'example ["bad", "good"].'
         )
     problem = TextClassification(
         names,

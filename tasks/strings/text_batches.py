@@ -13,20 +13,25 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from sklearn.utils.class_weight import compute_class_weight
 
 from bert_keras.errors import BertKerasError
 from bert_keras.features import ALL_ROWS, EXAMPLE_INDEX, WorkerRows
+from bert_keras.io.files import data_errors
 from bert_keras.model.feature_bilstm import bilstm_of
 from bert_keras.optimization.replicas import check_order, chooses_parts, count_workers
 from bert_keras.tasks.batches import count, dataset, featurized
-from bert_keras.tasks.data.columns import class_resolver
+from bert_keras.tasks.data.columns import class_resolver, list_values
+from bert_keras.tasks.data.glue import LABEL
 from bert_keras.tasks.devices.strategies import divided, padded_for, rows_for
 from bert_keras.tasks.devices.workers import Workers
 from bert_keras.tasks.strings import text_data
 from bert_keras.tasks.strings.text_data import SAMPLE_WEIGHT, get_batch_size, has_features, raw_columns
 from bert_keras.tasks.task import Features, Problem, Raw, model_inputs
+from bert_keras.tasks.training.task_model import start_at_scores
 from bert_keras.text.preprocessing import Preprocessor
 
+BALANCED, REGRESSION = "balanced", "regression"
 Given = tuple[Any, Any, Any]  # x, y and sample_weight of `fit` or `evaluate`
 
 
@@ -40,7 +45,7 @@ def text_batches(
     batch_size: int | None = None,
     seed: int | None = None,
     multiple_of: int = 1,
-    class_weight: Mapping[Any, float] | None = None,
+    class_weight: Any = None,
     worker_rows: WorkerRows = ALL_ROWS,
 ) -> tf.data.Dataset:
     """Batches (features, labels, weights).
@@ -48,17 +53,19 @@ def text_batches(
     batch_size: examples, or windows of long texts; None means BATCH_SIZE, or a data set's own batches
     seed: of the order of texts in Python; None keeps it, and a data set always keeps its own
     multiple_of: rows; rows of weight 0 pad a batch to a multiple of it
-    class_weight: labels, or their ids, as `class_ids` takes them -> factors of the weights
+    class_weight: factors of the weights, as `make_class_weights` takes them
     worker_rows: the rows of each batch to make; `multiple_of` makes them divisible
 
     Raises BertKerasError for data that cannot work.
     """
-    weighted: Any = Weighted(problem, class_weight)
     rows: Any = {"multiple_of": multiple_of, "worker_rows": worker_rows}
+    weighted: Any
     if isinstance(x, tf.data.Dataset):
         raw = text_data.raw_batches(problem, preprocess, x, y, sample_weight, batch_size=batch_size)
+        weighted = Weighted(problem, class_weight, lambda: labels_in(raw))
         return featurized(weighted, preprocess, raw, **rows)
     columns = raw_columns(problem, preprocess, x, y, sample_weight)
+    weighted = Weighted(problem, class_weight, lambda: columns[LABEL])
     examples, size = tf.data.Dataset.from_tensor_slices({**columns}), get_batch_size(batch_size)
     return _count_known(dataset(weighted, preprocess, examples, batch_size=size, seed=seed, **rows))
 
@@ -101,8 +108,20 @@ def make_training_data(
         if cut := text_data.cut_texts(problem, model.preprocess, first):
             warnings.warn(cut, stacklevel=3)  # of the line that calls `fit`
         given = (columns, None, None)
+    if problem.problem_type == REGRESSION and not has_features(x):
+        scores = given[0][LABEL] if isinstance(given[0], text_data.Columns) else _first_scores(model, given)
+        with model.distribute_strategy.scope():
+            start_at_scores(model.network, scores)
     data = _divide_batches(model, given, **options)
     return data, None if validation_data is None else text_data.unpack_validation(validation_data)
+
+
+def _first_scores(model: Any, given: Given) -> np.ndarray:
+    """The scores [N] of the first examples of a data set."""
+    raw = text_data.raw_batches(model.problem, model.preprocess, *given, batch_size=None)
+    first = raw.map(lambda batch: batch[LABEL]).unbatch().take(text_data.CUT_SAMPLE)
+    with data_errors():
+        return np.array([*first.as_numpy_iterator()])
 
 
 def _divide_batches(model: Any, given: Given, **options: Any) -> Any:
@@ -152,10 +171,10 @@ def _count_known(batches: tf.data.Dataset) -> tf.data.Dataset:
     return batches.apply(tf.data.experimental.assert_cardinality(count(batches)))
 
 
-def one_batch(model: Any, given: Given, *, class_weight: Mapping[Any, float] | None = None) -> Given:
+def one_batch(model: Any, given: Given, *, class_weight: Any = None) -> Given:
     """(features, labels, weights) of texts in Python, all in one batch. Raises as `text_batches`."""
-    weighted: Any = Weighted(model.problem, class_weight)
     columns = {**raw_columns(model.problem, model.preprocess, *given)}
+    weighted: Any = Weighted(model.problem, class_weight, lambda: columns[LABEL])
     return next(iter(featurized(weighted, model.preprocess, tf.data.Dataset.from_tensors(columns))))
 
 
@@ -182,7 +201,7 @@ def evaluation_data(
     x, size = given[0], get_batch_size(batch_size)
     problem, strategy = model.problem, model.distribute_strategy
     preprocess, rows = padded_for(strategy, model.preprocess), rows_for(strategy, size)
-    weighted: Any = Weighted(problem, None)
+    weighted: Any = Weighted(problem)
     if isinstance(x, tf.data.Dataset):
         raw = text_data.raw_batches(problem, preprocess, *given, batch_size=batch_size)
         raw = raw.take(text_data.count_rows(steps, 1))
@@ -213,16 +232,22 @@ def make_evaluation(
     batches, examples = evaluation_data(model, given, batch_size=batch_size, steps=steps)
 
     def measure() -> dict[str, float]:
-        return dict(model.problem.evaluate(*model._predict_examples(examples, batch_size=batch_size)))
+        problem = model.problem.measuring(*model._measured) if model._measured else model.problem
+        return dict(problem.evaluate(*model._predict_examples(examples, batch_size=batch_size)))
 
     return batches, None if examples is None else measure, None
 
 
 class Weighted:
-    """A problem whose weights are multiplied by the weights of the examples and of their classes."""
+    """A problem whose weights are multiplied by the weights of the examples and of their classes.
 
-    def __init__(self, problem: Problem, class_weight: Mapping[Any, float] | None) -> None:
-        self._problem, self._class_weights = problem, make_class_weights(problem, class_weight)
+    class_weight, labels: as in `make_class_weights`
+    """
+
+    def __init__(
+        self, problem: Problem, class_weight: Any = None, labels: Callable[[], np.ndarray] | None = None
+    ) -> None:
+        self._problem, self._class_weights = problem, make_class_weights(problem, class_weight, labels)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._problem, name)
@@ -238,18 +263,62 @@ class Weighted:
         return labels, weights
 
 
-def make_class_weights(problem: Problem, given: Mapping[Any, float] | None) -> tf.Tensor | None:
-    """The weight of each class [C], 1 where none is given. Raises BertKerasError where the problem has no classes."""
+def labels_in(examples: tf.data.Dataset) -> np.ndarray:
+    """The class ids or scores of raw examples, or of batches of them, [N]. Raises BertKerasError for an endless data set."""
+    text_data.check_finite(examples)
+    labels = examples.map(lambda raw: tf.reshape(raw[LABEL], [-1])).rebatch(1024)
+    with data_errors():
+        return np.concatenate([np.zeros(0, np.int32), *labels.as_numpy_iterator()])
+
+
+def make_class_weights(
+    problem: Problem, given: Any, labels: Callable[[], np.ndarray] | None = None
+) -> tf.Tensor | None:
+    """The weight of each class [C], 1 where none is given; None for None.
+
+    given: a dict of names or ids of classes, a list in the order of ids, or BALANCED
+    labels: gives the class ids of the training, which BALANCED counts
+
+    Raises BertKerasError where the problem has no classes, and for weights that do not fit them.
+    """
     if given is None:
         return None
     names = problem.classes
     if not names:
-        raise BertKerasError(f"class_weight does not apply to {problem.name}; give sample_weight.")
-    resolve = class_resolver(names)
-    text_data.check_weights([*given.values()], "class_weight")
+        raise BertKerasError(
+            f"class_weight applies to texts with one class each, and {problem.name} has none; weight its examples."
+        )
+    if isinstance(given, str | bytes):
+        if given != BALANCED or labels is None:
+            raise BertKerasError(
+                f"class_weight is {given!r}; give {BALANCED!r}, a dict or a list of weights."
+            )
+        return tf.constant(_balanced(labels(), len(names)))
+    if not isinstance(given, Mapping):
+        listed = list_values(given)
+        if len(listed) != len(names):
+            raise BertKerasError(
+                f"class_weight has {len(listed)} weights; give one for each of {', '.join(names)}, in this order."
+            )
+        return tf.constant(text_data.check_weights(listed, "class_weight"))
     weights = np.ones(len(names), np.float32)
-    for label, weight in given.items():
+    known = text_data.check_weights([*given.values()], "class_weight")
+    resolve, seen = class_resolver(names), dict[int, Any]()
+    for label, weight in zip(given, known, strict=True):
         if (found := resolve(label)) is None:
             raise BertKerasError(f"class_weight names {label!r}; the labels are {', '.join(names)}.")
-        weights[found] = weight
+        if found in seen:
+            raise BertKerasError(
+                f"class_weight has {seen[found]!r} and {label!r}, which are one class; give {names[found]!r} once."
+            )
+        seen[found], weights[found] = label, weight
     return tf.constant(weights)
+
+
+def _balanced(ids: np.ndarray, count: int) -> np.ndarray:
+    """n / (classes * n of the class), float32 [C]; 1 for a class without labels, and for withheld labels nothing is counted."""
+    ids = ids[ids >= 0]
+    there = np.unique(ids)
+    weights = np.ones(count, np.float32)
+    weights[there] = compute_class_weight("balanced", classes=there, y=ids)
+    return weights

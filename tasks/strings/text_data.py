@@ -16,7 +16,7 @@ from bert_keras.errors import BertKerasError, first_names
 from bert_keras.features import INPUT_WORD_IDS, RENAMED, check_names
 from bert_keras.fields import checked_value
 from bert_keras.io.files import data_errors
-from bert_keras.tasks.batches import EMPTY
+from bert_keras.tasks.batches import EMPTY, Examples
 from bert_keras.tasks.data.columns import list_values
 from bert_keras.tasks.data.glue import LABEL
 from bert_keras.tasks.hparams import Hparams
@@ -27,6 +27,7 @@ SAMPLE_WEIGHT = "sample_weight"
 BATCH_SIZE = Hparams.batch_size
 DATA_SETS = (tf.data.Dataset, tf.distribute.DistributedDataset)  # the latter only of features
 MANY = 20  # texts whose classes are in blocks because somebody sorted them
+LARGEST = float(np.finfo(np.float32).max)
 CUT_SAMPLE = 1_000  # examples that are looked at for texts that are cut
 
 
@@ -119,11 +120,11 @@ def _refuse_distributed(x: Any) -> None:
 
 
 def check_weights(values: Sequence[Any], where: str) -> np.ndarray:
-    """Weights float32 [N]. Raises BertKerasError for one that is negative or not a finite number."""
+    """Weights float32 [N]. Raises BertKerasError for one that is negative or not a finite number in float32."""
     for row, value in enumerate(values):
-        if not isinstance(value, int | float | np.number) or not 0 <= float(value) < np.inf:
+        if not isinstance(value, int | float | np.number) or not 0 <= value <= LARGEST:
             raise BertKerasError(
-                f"{where.format(row)}: {value!r} is not a weight; give a finite number of at least 0."
+                f"{where.format(row)}: {value!r} is not a weight; give a number from 0 to {LARGEST:.1e}, the largest in float32."
             )
     return np.array(values, np.float32)
 
@@ -214,7 +215,7 @@ def count_batches(data: Any) -> int | None:
     return known if known >= 0 else None
 
 
-def text_examples(problem: Problem, x: Any, *, steps: int | None, batch_size: int) -> tf.data.Dataset:
+def text_examples(problem: Problem, x: Any, *, steps: int | None, batch_size: int) -> Examples:
     """Raw examples without labels, in order. x: texts in Python, or a data set of texts or of (texts, labels).
 
     steps: batches to take, a data set's own or of `batch_size`; None takes all
@@ -222,7 +223,7 @@ def text_examples(problem: Problem, x: Any, *, steps: int | None, batch_size: in
     _refuse_distributed(x)
     names = [*problem.signature()]
     if not isinstance(x, tf.data.Dataset):
-        return tf.data.Dataset.from_tensor_slices(problem.given(x)).take(count_rows(steps, batch_size))
+        return take_rows(problem.given(x), slice(None if steps is None else steps * batch_size))
     if steps is None:
         check_finite(x)
     spec = x.element_spec

@@ -7,10 +7,10 @@ problem that the model was made for. Text becomes tokens on the host; texts of s
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Mapping
 from typing import Any, Self
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 import bert_keras
@@ -25,13 +25,14 @@ from bert_keras.model.feature_bilstm import FrozenNetwork, bilstm_of
 from bert_keras.optimization.optimizers import AdamW
 from bert_keras.optimization.replicas import check_scope
 from bert_keras.optimization.training_model import TrainingSteps
+from bert_keras.tasks.batches import Examples
 from bert_keras.tasks.devices.strategies import differ_between_replicas
 from bert_keras.tasks.frozen.row_vectors import RowVectors, fitting
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.runs.run_folder import Run
 from bert_keras.tasks.strings import text_batches, text_model_parts
 from bert_keras.tasks.strings.text_data import get_batch_size, has_features, has_text, text_examples
-from bert_keras.tasks.task import Arrays, Features, Problem
+from bert_keras.tasks.task import Arrays, Features, Problem, with_label_names
 from bert_keras.tasks.training.task_model import (
     encoder_of,
     freeze,
@@ -74,21 +75,24 @@ class TextModel(text_model_parts.Described, TrainingSteps, keras.Model):
         self._parts = None if bilstm_of(network) is None else FrozenNetwork(network)
         self._predict: text_model_parts.TracedPrediction | None = None
         self._validation: Any = None  # the measures of `fit`'s validation data
+        self._measured: tuple[str, ...] = ()  # names that `evaluate` gives beside the problem's own
         self.vectors: RowVectors | None = None  # those of `fit`'s texts, in a feature-based model
 
     @property
     def preprocess(self) -> Any:
         """The text processing. Raises BertKerasError in a copy by `clone_model` or `from_config` until it is set."""
         if self._preprocess is None:
-            raise text_model_parts.NoVocabularyError(
-                "the model has no vocabulary: clone_model and from_config copy only its configuration; set preprocess to that of "
-                "the first model."
-            )
+            raise text_model_parts.NoVocabularyError(text_model_parts.NO_VOCABULARY)
         return self._preprocess
 
     @preprocess.setter
     def preprocess(self, preprocess: Preprocessor | None) -> None:
         self._preprocess = preprocess
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The name of each logit, and of each column of "probabilities", in this order; empty where they have none."""
+        return tuple(self.problem.label_names)
 
     @property
     def layers(self) -> list[keras.layers.Layer]:
@@ -132,18 +136,22 @@ class TextModel(text_model_parts.Described, TrainingSteps, keras.Model):
         """Chooses how `fit` trains; by default by BERT's optimizer and schedule, and the problem's loss and metrics.
 
         optimizer, loss: as in Keras; None takes those of the problem
-        metrics: as in Keras. Beside the problem's loss they are weighted as it is, because padding has weight 0
+        metrics: as in Keras, and measures such as "f1_macro"; weighted as the problem's loss is, because padding has weight 0
         weighted_metrics: as in Keras; None takes the problem's metrics where the loss is the problem's too
         micro_batch: rows that are computed at once; None takes whole batches. The update is the same, except for dropout
         settings: of BERT's optimizer, the fields of Hparams that OPTIMIZER_SETTINGS lists, such as learning_rate. Each `fit`
             then counts its own steps: it starts a new optimizer and a new schedule, with warm-up and decay to 0
 
-        Raises BertKerasError for settings beside an optimizer, and for unknown or impossible ones.
+        Raises BertKerasError for settings beside an optimizer, for unknown or impossible ones, and for a metric that cannot read
+        the problem's labels or logits.
         """
         text_model_parts.check_settings(settings, optimizer)
         # The scope that the model was made in may have ended; the optimizer and the metrics belong to it.
         with self.distribute_strategy.scope():
             self._schedule = None
+            metrics, first = text_model_parts.read_metrics(self.problem, metrics)
+            weighted_metrics, second = text_model_parts.read_metrics(self.problem, weighted_metrics)
+            self._measured = (*first, *second)
             if optimizer is None:
                 bilstm = bilstm_of(self.network)
                 self._schedule = Hparams(**settings, **(bilstm.settings if bilstm else {}))
@@ -166,7 +174,8 @@ class TextModel(text_model_parts.Described, TrainingSteps, keras.Model):
         if not self.compiled:
             return {}
         schedule = None if self._schedule is None else dataclasses.asdict(self._schedule)
-        return {"keras": super().get_compile_config(), "schedule": schedule, "begun": self.optimizer.built}
+        kept = {"schedule": schedule, "begun": self.optimizer.built, "measured": list(self._measured)}
+        return kept | {"keras": super().get_compile_config()}
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles as `get_compile_config` says."""
@@ -176,6 +185,7 @@ class TextModel(text_model_parts.Described, TrainingSteps, keras.Model):
         self._compile = functools.partial(super().compile, **arguments)
         self._compile(optimizer=optimizer)
         self._schedule = None if config["schedule"] is None else Hparams(**config["schedule"])
+        self._measured = tuple(config["measured"])
         if config["begun"]:
             self.optimizer.build(self.trainable_variables)
 
@@ -193,7 +203,7 @@ class TextModel(text_model_parts.Described, TrainingSteps, keras.Model):
         validation_split: float = 0.0,
         validation_data: Any = None,
         shuffle: bool = True,
-        class_weight: Mapping[Any, float] | None = None,
+        class_weight: Any = None,
         sample_weight: Any = None,
         initial_epoch: int = 0,
         steps_per_epoch: int | None = None,
@@ -206,6 +216,7 @@ class TextModel(text_model_parts.Described, TrainingSteps, keras.Model):
         x: texts as lists, arrays, columns or data frames, or a tf.data.Dataset of (texts, labels) or (texts, labels, weights)
         y: labels as the problem's `targets` takes them
         batch_size: examples, or windows of long texts; by default 32
+        class_weight: a dict by name or id of classes, a list in the order of ids, or "balanced" as scikit-learn weighs classes
 
         The texts are shuffled in every epoch. A tf.data.Dataset keeps its order, and its batches where it has some. A warning
         counts the texts that are cut, among the first CUT_SAMPLE texts in Python.
@@ -215,9 +226,9 @@ class TextModel(text_model_parts.Described, TrainingSteps, keras.Model):
         text_model_parts.check_callbacks(callbacks)
         if not self.compiled:
             self.compile()
+        seed = text_batches.draw_seed(self.distribute_strategy) if shuffle else None
         options = {"validation_split": validation_split, "validation_data": validation_data}
-        options |= {"batch_size": batch_size, "class_weight": class_weight}
-        options["seed"] = text_batches.draw_seed(self.distribute_strategy) if shuffle else None
+        options |= {"batch_size": batch_size, "class_weight": class_weight, "seed": seed}
         data, validation = text_batches.make_training_data(self, (x, y, sample_weight), **options)
         if validation is not None:
             batched = isinstance(validation[0], tf.data.Dataset)
@@ -226,7 +237,7 @@ class TextModel(text_model_parts.Described, TrainingSteps, keras.Model):
                 self, validation, batch_size=size, steps=validation_steps
             )
             if self._validation is not None:
-                text_model_parts.check_monitors(callbacks, self.problem.measure)
+                text_model_parts.choose_modes(callbacks, (*self.problem.measures, *self._measured))
         if self._schedule is not None:
             total = text_batches.count_steps(data, epochs - initial_epoch, steps_per_epoch)
             self._start_schedule(self._schedule, total_steps=total)
@@ -296,9 +307,7 @@ class TextModel(text_model_parts.Described, TrainingSteps, keras.Model):
         problem without a threshold.
         """
         if not getattr(self.problem, "calibrated", ()):
-            raise BertKerasError(
-                f"{self.problem.name} has no threshold to choose; question_answerer(..., unanswerable=True) has one."
-            )
+            raise BertKerasError(text_model_parts.NO_THRESHOLD.format(self.problem.name))
         _, examples = text_batches.evaluation_data(self, (x, y, None), batch_size=batch_size)
         with data_errors():
             predictions, raw = self._predict_examples(examples, batch_size=batch_size)
@@ -313,7 +322,7 @@ class TextModel(text_model_parts.Described, TrainingSteps, keras.Model):
         steps: int | None = None,
         callbacks: Any = None,
     ) -> Any:
-        """The decoded predictions [N, ...] by name, in the order of the texts; strings as str.
+        """The decoded predictions [N, ...] by name, in the order of the texts; strings as str; "label_names" of "probabilities".
 
         x: texts as `fit` takes them; features give logits, as in Keras
         steps: batches to predict; None takes all
@@ -331,7 +340,8 @@ class TextModel(text_model_parts.Described, TrainingSteps, keras.Model):
         shown = keras.utils.Progbar(None, verbose=1 if verbose == 1 else 0)
         with data_errors():
             predictions, _ = self._predict_examples(examples, batch_size=size, progress=shown.add)
-        return {name: text_model_parts.decode_strings(values) for name, values in predictions.items()}
+        predictions = {name: text_model_parts.decode_strings(values) for name, values in predictions.items()}
+        return with_label_names(self.problem, predictions, np.broadcast_to)
 
     def records(self, x: Any, batch_size: int | None = None) -> list[dict[str, Any]]:
         """The predictions of each text as plain values, as `bert-keras predict` prints them in JSON: entities are dicts."""
@@ -342,7 +352,7 @@ class TextModel(text_model_parts.Described, TrainingSteps, keras.Model):
         x: Any,
         y: Any = None,
         sample_weight: Any = None,
-        class_weight: Mapping[Any, float] | None = None,
+        class_weight: Any = None,
         return_dict: bool = False,
     ) -> Any:
         """One step on one batch of texts and labels, or of features; result as in Keras.
@@ -355,10 +365,7 @@ class TextModel(text_model_parts.Described, TrainingSteps, keras.Model):
             )
             class_weight = None
         if self._schedule is not None or not self.compiled:
-            raise BertKerasError(
-                "train_on_batch() does not know the number of steps, which BERT's schedule needs; compile with an optimizer, for "
-                "example compile(bert_keras.AdamW(2e-5)), or call fit()."
-            )
+            raise BertKerasError(text_model_parts.STEPS_UNKNOWN)
         return super().train_on_batch(x, y, sample_weight, class_weight, return_dict)
 
     def test_on_batch(
@@ -376,7 +383,7 @@ class TextModel(text_model_parts.Described, TrainingSteps, keras.Model):
         return self.predict(x, verbose=0) if has_text(x) else super().predict_on_batch(x)
 
     def _predict_examples(
-        self, examples: tf.data.Dataset, *, batch_size: int | None, **progress: Any
+        self, examples: Examples, *, batch_size: int | None, **progress: Any
     ) -> tuple[Arrays, Arrays]:
         """`predict` of tasks/batches.py for raw examples, traced anew only after a change of what it read."""
         if self._predict is None or self._predict.is_outdated(self):

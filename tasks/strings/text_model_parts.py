@@ -3,7 +3,7 @@
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -21,8 +21,18 @@ from bert_keras.tasks.batches import predictor
 from bert_keras.tasks.frozen.row_vectors import on_vectors
 from bert_keras.tasks.problems.embedding import Embedding
 from bert_keras.tasks.runs.run_folder import KERAS, TASKS, save_run
-from bert_keras.tasks.task import Raw, Task, model_inputs
+from bert_keras.tasks.task import Problem, Raw, Task, model_inputs
 from bert_keras.tasks.training.task_model import OPTIMIZER_SETTINGS, frozen_layers, heads_of
+
+NO_VOCABULARY = (
+    "the model has no vocabulary: clone_model and from_config copy only its configuration; set preprocess to that of the first "
+    "model."
+)
+NO_THRESHOLD = "{} has no threshold to choose; question_answerer(..., unanswerable=True) has one."
+STEPS_UNKNOWN = (
+    "train_on_batch() does not know the number of steps, which BERT's schedule needs; compile with an optimizer, for example "
+    "compile(bert_keras.AdamW(2e-5)), or call fit()."
+)
 
 
 class NoVocabularyError(BertKerasError, AttributeError):
@@ -60,16 +70,21 @@ def check_callbacks(callbacks: Any) -> None:
             )
 
 
-def check_monitors(callbacks: Any, measure: str) -> None:
-    """Raises BertKerasError for a callback on a measure of ours that Keras cannot tell to be better when it is higher."""
+def choose_modes(callbacks: Any, measures: Sequence[str]) -> None:
+    """Has callbacks with mode="auto" take a higher value of these measures for better, which Keras cannot tell by itself."""
+    watching = (
+        *(keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau),
+        keras.callbacks.ModelCheckpoint,
+    )
     for callback in keras.tree.flatten(callbacks):
-        unknown = isinstance(callback, keras.callbacks.EarlyStopping | keras.callbacks.ReduceLROnPlateau)
-        unknown |= isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_best_only
-        if unknown and callback.monitor == f"val_{measure}" and callback.mode == "auto":
-            raise BertKerasError(
-                f"{type(callback).__name__} monitors {callback.monitor}, which Keras cannot tell to be better when it is "
-                "higher; give mode='max'."
-            )
+        of_measure = isinstance(callback, watching) and callback.monitor in {f"val_{one}" for one in measures}
+        if of_measure and callback.mode == "auto":
+            callback.mode = "max"
+
+
+def read_metrics(problem: Problem, given: Any) -> tuple[Any, tuple[str, ...]]:
+    """`keras_metrics` of a problem; None for no metrics."""
+    return (None, ()) if given is None else problem.keras_metrics(given)
 
 
 def join_metrics(metrics: Any, weighted_metrics: Any) -> list[Any]:
