@@ -5,6 +5,7 @@ V vocabulary, L layers, K choices, C classes, W windows.
 """
 
 import dataclasses
+from typing import Any
 
 INPUT_WORD_IDS = "input_word_ids"  # int32 [B, S], vocabulary ids
 INPUT_MASK = "input_mask"  # int32 [B, S], 1 on real tokens, 0 on padding
@@ -20,6 +21,17 @@ WORD_STARTS = "word_starts"  # int32 [B, S], 1 where a segmenter starts a word; 
 # The inputs of every encoder, in this order. The names are TF Hub's.
 ENCODER_INPUTS = (INPUT_WORD_IDS, INPUT_MASK, INPUT_TYPE_IDS)
 DTYPE = "int32"
+
+
+def input_limits(config: Any) -> dict[str, int]:
+    """Encoder input -> the first number that is too large for it; the least is 0. config: a BertConfig.
+
+    A row has at least one token and at most `config.max_length`. Every reader of features from outside checks these ranges:
+    an embedding counts a negative id from the end of its table, and attention adds a mask of 7 to its scores.
+    """
+    # An encoder without types does not read them.
+    return {INPUT_WORD_IDS: config.vocab_size, INPUT_MASK: 2, INPUT_TYPE_IDS: config.type_vocab_size or 2}
+
 
 # The outputs of preprocessing, beside the encoder's inputs, for text that is cut into windows.
 EXAMPLE_INDEX = "example_index"  # int32 [W], the example that a window was cut from
@@ -37,6 +49,7 @@ SEQUENCE_OUTPUT = "sequence_output"  # float [B, S, H], the last block
 POOLED_OUTPUT = "pooled_output"  # float [B, H], dense + tanh of one position; DistilBERT's classifier: relu
 ENCODER_OUTPUTS = "encoder_outputs"  # L x float [B, S, H], every block
 EMBEDDING_OUTPUT = "embedding_output"  # float [B, S, H], the input of the first block
+NOT_FINITE = "the outputs of the model are NaN or infinite, so it has no answer"  # an error in place of a decoded answer
 ATTENTION_PROBABILITIES = "attention_probabilities"  # L x float [B, A, S, S], A heads; only on request
 
 

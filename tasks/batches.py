@@ -22,7 +22,7 @@ from bert_keras.features import ALL_ROWS, INPUT_MASK, WorkerRows
 from bert_keras.model.kernels import packed_weights
 from bert_keras.optimization.replicas import without_autotuning
 from bert_keras.tasks.devices.strategies import in_replicas, padded_for
-from bert_keras.tasks.task import Arrays, Features, Problem, Raw, model_inputs
+from bert_keras.tasks.task import Arrays, Features, Problem, Raw, checked_outputs, graph_errors, model_inputs
 from bert_keras.text.preprocessing import Preprocessor, own_rows, pad_batches
 
 # Batches that are sorted by length together: enough for similar lengths, few enough for random order.
@@ -288,7 +288,7 @@ def predictor(
 
     @tf.function(autograph=False)
     def decode(outputs: Any, features: Features, raw: Raw) -> dict[str, tf.Tensor]:
-        return task.decode(outputs, features, raw)
+        return task.decode(checked_outputs(outputs), features, raw)
 
     def call(
         examples: tf.data.Dataset, *, batch_size: int, progress: Callable[[int], None] = lambda done: None
@@ -309,7 +309,8 @@ def predictor(
                 for start in range(0, len(inputs[INPUT_MASK]), batch_size)
             ]
             joined = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
-            decoded = {name: value.numpy() for name, value in finish(joined, features, raw).items()}
+            with graph_errors():
+                decoded = {name: value.numpy() for name, value in finish(joined, features, raw).items()}
             parts.append((decoded, {name: value.numpy() for name, value in raw.items()}))
             progress(len(parts[-1][1][_ROW]))
         if not parts:

@@ -16,7 +16,7 @@ from bert_keras.features import INPUT_WORD_IDS
 from bert_keras.fields import checked_value
 from bert_keras.io.files import data_errors
 from bert_keras.tasks.batches import EMPTY
-from bert_keras.tasks.data.columns import list_values
+from bert_keras.tasks.data.columns import float32_column, list_values
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.task import Problem, Raw
 from bert_keras.text.preprocessing import Preprocessor
@@ -91,7 +91,9 @@ def raw_columns(
     columns = problem.given(x)
     added = problem.targets(y, columns)
     if sample_weight is not None:
-        added[SAMPLE_WEIGHT] = check_weights(list_values(sample_weight), "sample_weight, row {}")
+        added[SAMPLE_WEIGHT] = float32_column(
+            list_values(sample_weight), least=0, where="sample_weight, row {}"
+        )
     count = len(next(iter(columns.values())))
     for name, column in added.items():
         if len(column) != count:
@@ -100,16 +102,6 @@ def raw_columns(
             )
     problem.check_targets(preprocess, columns | added)
     return Columns(columns | added)
-
-
-def check_weights(values: Sequence[Any], where: str) -> np.ndarray:
-    """Weights float32 [N]. Raises BertKerasError for one that is negative or not a finite number."""
-    for row, value in enumerate(values):
-        if not isinstance(value, int | float | np.number) or not 0 <= float(value) < np.inf:
-            raise BertKerasError(
-                f"{where.format(row)}: {value!r} is not a weight; give a finite number of at least 0."
-            )
-    return np.array(values, np.float32)
 
 
 def cut_texts(problem: Problem, preprocess: Preprocessor, raw: Mapping[str, Any]) -> str:
