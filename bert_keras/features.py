@@ -6,6 +6,7 @@ V vocabulary, L layers, K choices, C classes, W windows.
 
 import dataclasses
 from collections.abc import Collection
+from typing import Any
 
 from bert_keras.errors import BertKerasError
 
@@ -26,6 +27,17 @@ DTYPE = "int32"
 # Hugging Face's names of the same inputs.
 RENAMED = dict(zip(("input_ids", "attention_mask", "token_type_ids"), ENCODER_INPUTS, strict=True))
 
+
+def input_limits(config: Any) -> dict[str, int]:
+    """Encoder input -> the first number that is too large for it; the least is 0. config: a BertConfig.
+
+    A row has at least one token and at most `config.max_length`. Every reader of features from outside checks these ranges:
+    an embedding counts a negative id from the end of its table, and attention adds a mask of 7 to its scores.
+    """
+    # An encoder without types does not read them.
+    return {INPUT_WORD_IDS: config.vocab_size, INPUT_MASK: 2, INPUT_TYPE_IDS: config.type_vocab_size or 2}
+
+
 # The outputs of preprocessing, beside the encoder's inputs, for text that is cut into windows.
 EXAMPLE_INDEX = "example_index"  # int32 [W], the example that a window was cut from
 START_BYTES = "start_bytes"  # int32 [W, S], the start of a token in its text; -1 outside the context
@@ -42,6 +54,7 @@ SEQUENCE_OUTPUT = "sequence_output"  # float [B, S, H], the last block
 POOLED_OUTPUT = "pooled_output"  # float [B, H], dense + tanh of one position; DistilBERT's classifier: relu
 ENCODER_OUTPUTS = "encoder_outputs"  # L x float [B, S, H], every block
 EMBEDDING_OUTPUT = "embedding_output"  # float [B, S, H], the input of the first block
+NOT_FINITE = "the outputs of the model are NaN or infinite, so it has no answer"  # an error in place of a decoded answer
 ATTENTION_PROBABILITIES = "attention_probabilities"  # L x float [B, A, S, S], A heads; only on request
 
 

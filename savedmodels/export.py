@@ -42,7 +42,7 @@ from bert_keras.savedmodels.verify import (
     write_manifest,
 )
 from bert_keras.tasks.runs.run_folder import Run, load_run
-from bert_keras.tasks.task import model_inputs, with_label_names
+from bert_keras.tasks.task import checked_outputs, graph_errors, model_inputs, with_label_names
 from bert_keras.text.preprocessing import Preprocessor
 
 # Lengths are rounded up: a short text costs little, and an accelerator compiles few lengths.
@@ -128,14 +128,15 @@ def compare_in_fresh_process(run: Run, servable: Servable, folder: pathlib.Path)
     raw = sample_inputs(run.task.signature())
     texts = {name: tf.constant(rows) for name, rows in raw.items()}
     narrow = precision_of(run.model) != "float32"
-    if servable.frozen and not narrow:
-        features = run.task.features(servable.preprocess, texts)
-        outputs = run.model(model_inputs(features), training=False)
-        decoded = run.task.decode(outputs, features, texts)
-        expected, tolerance = with_label_names(run.task, decoded, tf.broadcast_to), ROUNDING
-    else:
-        traced = servable_of(run) if servable.frozen else servable
-        expected, tolerance = traced.serve(**texts), NARROW if narrow else TOLERANCE
+    with graph_errors():
+        if servable.frozen and not narrow:
+            features = run.task.features(servable.preprocess, texts)
+            outputs = run.model(model_inputs(features), training=False)
+            decoded = run.task.decode(checked_outputs(outputs), features, texts)
+            expected, tolerance = with_label_names(run.task, decoded, tf.broadcast_to), ROUNDING
+        else:
+            traced = servable_of(run) if servable.frozen else servable
+            expected, tolerance = traced.serve(**texts), NARROW if narrow else TOLERANCE
     compare({name: value.numpy() for name, value in expected.items()}, ask(folder, raw), tolerance=tolerance)
 
 

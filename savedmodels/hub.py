@@ -36,6 +36,7 @@ from bert_keras.model.heads import MaskedLMHead
 from bert_keras.savedmodels.servable import Reusable
 from bert_keras.savedmodels.verify import SAMPLES, ask, compare, publishing, write_manifest
 from bert_keras.tasks.options import HubOptions
+from bert_keras.tasks.task import checked_inputs
 from bert_keras.text.preprocessing import MAX_SEGMENTS, Features, Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
 from bert_keras.text.wordpiece import WordPiece
@@ -171,7 +172,7 @@ def encoder(
         return outputs | {MLM_LOGITS: head(outputs[SEQUENCE_OUTPUT], features[MASKED_LM_POSITIONS])}
 
     def serve(**features: tf.Tensor) -> dict[str, tf.Tensor]:
-        outputs = encode(features)
+        outputs = encode(checked_inputs(features, checkpoint.config))
         return {name: value for name, value in outputs.items() if name != ENCODER_OUTPUTS}
 
     def specs(*names: str) -> Features:

@@ -102,6 +102,8 @@ def load(settings: dict[str, Any]) -> Callable[[dict[str, np.ndarray]], np.ndarr
 def answers(settings: dict[str, Any], output: np.ndarray) -> list[Any]:
     """The output [B, ...] -> an answer for each text: labels with probabilities, a score, or a vector."""
     kind, names = settings["answer"], settings["labels"]
+    if not np.isfinite(output).all():
+        sys.exit("the outputs of the model are NaN or infinite, so it has no answer.")
     if kind == "embedding":
         return output.tolist()
     if kind == "score":
@@ -121,20 +123,46 @@ def answers(settings: dict[str, Any], output: np.ndarray) -> list[Any]:
     ]
 
 
+def checked_features(settings: dict[str, Any], given: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Lists of rows by feature -> int32 [B, S]. Exits with one line for numbers that the model would read as others."""
+    ids, most = ", ".join(given), settings["max_length"]
+    shapes = [
+        [len(row) if isinstance(row, list) else -1 for row in rows] if isinstance(rows, list) else [-1]
+        for rows in given.values()
+    ]
+    if any(shape != shapes[0] for shape in shapes) or len({*shapes[0]}) != 1 or min(shapes[0]) < 1:
+        sys.exit(f"{ids} have rows of other lengths; give lists of as many rows, all of one length.")
+    if shapes[0][0] > most:
+        sys.exit(f"{ids} have rows of {shapes[0][0]} tokens; the model reads at most {most}.")
+    for name, rows in given.items():
+        limit, values = settings["limits"][name], [value for row in rows for value in row]
+        if wrong := [value for value in values if type(value) is not int]:
+            sys.exit(f"{ids} are not all whole numbers: {name} has {wrong[0]!r:.40}; give rows of numbers.")
+        if wrong := [value for value in values if not 0 <= value < limit]:
+            sys.exit(f"{name} has {str(wrong[0]):.40}; give numbers from 0 to {limit - 1}.")
+        if name == settings["features"][1] and not all(map(any, rows)):
+            sys.exit(f"{name} has a row without a token; give each row at least one 1.")
+    return {name: np.array(rows, np.int32) for name, rows in given.items()}
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object in JSON. Raises ValueError for a name that it has twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("an object has a name twice")
+    return found
+
+
+def is_text(value: Any) -> bool:
+    """True for text without half of a surrogate pair, which is no character."""
+    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
 def read_inputs(settings: dict[str, Any], given: Any) -> dict[str, np.ndarray]:
     """The input in JSON -> int32 [B, S] for each feature. Exits with one line for another form."""
     names, ids = settings["inputs"], settings["features"]
     if isinstance(given, dict) and {*given} == {*ids}:  # of another tokenizer
-        columns = [column for column in given.values() if isinstance(column, list)]
-        lengths = {len(row) for column in columns for row in column if isinstance(row, list)}
-        if len(lengths) != 1 or len({len(column) for column in given.values()}) != 1:
-            sys.exit(
-                f"{', '.join(ids)} have rows of other lengths; give lists of as many rows, all of one length."
-            )
-        try:
-            return {name: np.array(column, np.int32) for name, column in given.items()}
-        except (TypeError, ValueError) as error:
-            sys.exit(f"{', '.join(ids)} are not all whole numbers ({error}); give rows of numbers.")
+        return checked_features(settings, given)
     wanted = json.dumps({name: ["..."] for name in names})
     if settings["tokenizer"] is None:
         sys.exit(f"this model has no tokenizer.json: give {', '.join(ids)} as JSON on standard input.")
@@ -142,7 +170,7 @@ def read_inputs(settings: dict[str, Any], given: Any) -> dict[str, np.ndarray]:
         found = ", ".join(given) if isinstance(given, dict) else type(given).__name__
         sys.exit(f"the input has {found or 'nothing'}; give {wanted}.")
     texts = [given[name] for name in names]
-    if not all(isinstance(one, list) and all(isinstance(text, str) for text in one) for one in texts):
+    if not all(isinstance(one, list) and all(map(is_text, one)) for one in texts):
         sys.exit(f"the input is not lists of texts; give {wanted}.")
     if len({len(column) for column in texts}) != 1 or not texts[0]:
         counts = ", ".join(f"{len(column)} of {name}" for name, column in zip(names, texts, strict=True))
@@ -160,8 +188,8 @@ def main(arguments: list[str]) -> None:
     given: Any = {name: arguments[i :: len(names)] for i, name in enumerate(names)}
     if not arguments:
         try:
-            given = json.load(sys.stdin)
-        except json.JSONDecodeError as error:
+            given = json.load(sys.stdin, object_pairs_hook=unique)
+        except (ValueError, RecursionError) as error:  # no JSON, or no UTF-8
             wanted = json.dumps({name: ["..."] for name in names})
             sys.exit(f"standard input is no JSON ({error}); give texts as arguments, or {wanted}.")
     output = load(settings)(read_inputs(settings, given))

@@ -26,7 +26,7 @@ import tensorflow as tf
 from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
 from bert_keras.checkpoints.tokenizer_tables import special_names
 from bert_keras.errors import BertKerasError, MissingPackageError
-from bert_keras.features import ENCODER_INPUTS
+from bert_keras.features import ENCODER_INPUTS, input_limits
 from bert_keras.io.files import write_json
 from bert_keras.io.folders import check_folder
 from bert_keras.io.paths import to_path
@@ -42,7 +42,7 @@ from bert_keras.tasks.runs.ensemble import at_precision, members_of
 from bert_keras.tasks.runs.run_card import fact_rows, facts_of
 from bert_keras.tasks.runs.run_folder import Run
 from bert_keras.tasks.task import Problem, model_inputs
-from bert_keras.tasks.training.task_model import encoder_of, with_padding
+from bert_keras.tasks.training.task_model import config_of, encoder_of, with_padding
 from bert_keras.text.sentencepiece import SentencePiece
 from bert_keras.text.vocabulary import TOKENIZER_JSON
 from bert_keras.text.write_tokenizer_json import write_pipeline
@@ -311,6 +311,8 @@ def settings_of(run: Run, format: str, *, precision: str = "float32") -> dict[st
     """The content of settings.json."""
     task, preprocess = run.task, run.preprocess
     special, pair = preprocess.tokenizer.special, preprocess.tokenizer.pair
+    configs = [config_of(member) for member in members_of(run.model)]
+    limits = [*map(input_limits, configs)]
     label_type = task.label_type if isinstance(task, TextClassification) else None
     return {
         "runtime": format,
@@ -322,6 +324,8 @@ def settings_of(run: Run, format: str, *, precision: str = "float32") -> dict[st
         "answer": label_type or EMBEDDING,
         "labels": list(task.label_names),
         "tokenizer": None if isinstance(preprocess.tokenizer, SentencePiece) else TOKENIZER_JSON,
+        "limits": {name: min(one[name] for one in limits) for name in ENCODER_INPUTS},
+        "max_length": min(config.max_length for config in configs),
         "seq_length": preprocess.seq_length,
         "truncation": _truncation(run),
         "padding": special.padding,

@@ -13,14 +13,26 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from bert_keras.checkpoints.weights import check_weights
 from bert_keras.errors import BertKerasError
 from bert_keras.features import ENCODER_INPUTS, INPUT_MASK
 from bert_keras.io.signals import tracing
 from bert_keras.savedmodels.model_card import precision_of
-from bert_keras.tasks.task import Features, Problem, Raw, model_inputs, with_label_names
+from bert_keras.tasks.runs.ensemble import members_of
+from bert_keras.tasks.task import (
+    Features,
+    Problem,
+    Raw,
+    checked_inputs,
+    checked_outputs,
+    model_inputs,
+    with_label_names,
+)
+from bert_keras.tasks.training.task_model import config_of
 from bert_keras.text.preprocessing import Preprocessor
 
 EXAMPLES = "examples"  # the signature for serialized tf.Example, and its input
+EXPORTED = ", to be exported,"  # in the error about a weight
 WINDOWS = 32  # windows in one batch of the model; `decode` still gets the outputs of all windows of a text
 
 
@@ -37,6 +49,8 @@ class Reusable(tf.Module):
 
     def __init__(self, function: Callable[..., Any], *layers: keras.layers.Layer) -> None:
         super().__init__()
+        for layer in layers:
+            check_weights(layer.weights, where=EXPORTED)
         self.__call__ = tf.function(function, autograph=False)
         # All variables, including dropout seeds: without them a trace with training=True cannot be saved.
         self.variables = [variable.value for layer in layers for variable in layer.variables]
@@ -94,7 +108,7 @@ class Servable:
         raw = _of_one_size(raw)
         features = self.features(**raw)
         infer = self._in_groups if self.task.windowed else self._infer
-        answers = self.task.decode(infer(model_inputs(features)), features, raw)
+        answers = self.task.decode(checked_outputs(infer(model_inputs(features))), features, raw)
         return with_label_names(self.task, answers, tf.broadcast_to)
 
     def _in_groups(self, features: Features) -> tf.Tensor:
@@ -131,16 +145,9 @@ class Servable:
         """Features int32 [B, S], or [B, K, S] for choices, by name -> the outputs that need no text."""
         same = _of_one_size({name: features[name] for name in ENCODER_INPUTS}, whole=True)
         features = _of_one_size(features | same)
-        # The kernel refuses too large ids, but counts negative ids from the end of the table.
-        counted = tf.reduce_all([tf.reduce_all(value >= 0) for value in features.values()])
-        masks = tf.reduce_all(features[INPUT_MASK] <= 1)  # attention would add larger values to its scores
-        checked = (
-            tf.debugging.Assert(counted, [f"{', '.join(features)}: a number is below 0"]),
-            tf.debugging.Assert(masks, [f"{INPUT_MASK}: a number is above 1"]),
-        )
-        with tf.control_dependencies(checked):
-            features = {name: tf.identity(value) for name, value in features.items()}
-        answers = self.task.decode_features(self._infer(features))
+        for member in members_of(self.model):
+            features = checked_inputs(features, config_of(member))
+        answers = self.task.decode_features(checked_outputs(self._infer(features)))
         return with_label_names(self.task, answers, tf.broadcast_to)
 
     def serve_ragged(self, **raw: tf.Tensor) -> Raw:
@@ -234,6 +241,7 @@ def with_constants(model: keras.Model, features: Mapping[str, tf.TensorSpec], *,
     Raises BertKerasError as `check_size`.
     """
     check_size(model)
+    check_weights(model.weights, where=EXPORTED)
     # Read here: inside of the trace a variable has no value.
     trainable, others = (
         [variable.numpy() for variable in variables]

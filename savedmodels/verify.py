@@ -91,7 +91,7 @@ def ask(
 def compare(
     expected: Mapping[str, np.ndarray], answers: Mapping[str, Any], *, tolerance: float = TOLERANCE
 ) -> None:
-    """Raises ExportError unless the strings are equal and the numbers differ by at most `tolerance`.
+    """Raises ExportError unless the strings are equal and the numbers are finite and differ by at most `tolerance`.
 
     Where the numbers of an example [B, ...] exceed 1, the tolerance is relative to the largest of them.
     """
@@ -106,6 +106,8 @@ def compare(
                 raise ExportError(
                     f"{name} changed after reloading: {answer.tolist()}; expected {value.tolist()}."
                 )
+        elif not np.isfinite(value).all():
+            raise ExportError(f"{name} has NaN or infinite numbers; train the model again.")
         elif not (relative(value, answer) <= tolerance).all():  # NaN too
             difference = np.abs(value - answer).max()
             raise ExportError(

@@ -22,7 +22,7 @@ from bert_keras.features import ALL_ROWS, INPUT_MASK, WorkerRows
 from bert_keras.model.kernels import packed_weights
 from bert_keras.optimization.replicas import without_autotuning
 from bert_keras.tasks.devices.strategies import in_replicas, padded_for
-from bert_keras.tasks.task import Arrays, Features, Problem, Raw, model_inputs
+from bert_keras.tasks.task import Arrays, Features, Problem, Raw, checked_outputs, graph_errors, model_inputs
 from bert_keras.text.preprocessing import Preprocessor, own_rows, pad_batches
 
 # Batches that are sorted by length together: enough for similar lengths, few enough for random order.
@@ -290,7 +290,7 @@ def predictor(
 
     @tf.function(autograph=False)
     def decode(outputs: Any, features: Features, raw: Raw) -> dict[str, tf.Tensor]:
-        return task.decode(outputs, features, raw)
+        return task.decode(checked_outputs(outputs), features, raw)
 
     def trace(spec: Any) -> tuple[Any, Callable[..., tuple[Arrays, Arrays]]]:
         """One trace for all batches, since the specification has no sizes. A data set would prepare its own in every call."""
@@ -318,7 +318,8 @@ def predictor(
             prepare, answer = trace(grouped.element_spec)
             batches_ahead = _ahead(prepare, without_autotuning(grouped))
         for features, raw in batches_ahead:
-            parts.append(answer(features, raw, batch_size))
+            with graph_errors():
+                parts.append(answer(features, raw, batch_size))
             progress(len(parts[-1][1][_ROW]))
         if not parts:
             raise BertKerasError(EMPTY)

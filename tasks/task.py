@@ -5,7 +5,9 @@ export needs nothing else. `Report` measures and shows the decoded predictions. 
 it.
 """
 
+import contextlib
 import inspect
+import re
 import reprlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -16,13 +18,17 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.checkpoints.checkpoint import Checkpoint
+from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, first_names
 from bert_keras.features import (
     ENCODER_INPUTS,
     INPUT_MASK,
+    INPUT_WORD_IDS,
     MASKED_LM_POSITIONS,
+    NOT_FINITE,
     POOLED_OUTPUT,
     SEQUENCE_OUTPUT,
+    input_limits,
 )
 from bert_keras.io.json_files import FieldType, checked_fields, one_of
 from bert_keras.model.encoder import BertEncoder, encoder_inputs
@@ -313,6 +319,50 @@ def with_label_names(
     probabilities = answers[PROBABILITIES]
     shape = tf.shape(probabilities) if tf.is_tensor(probabilities) else probabilities.shape
     return {**answers, LABEL_NAMES: repeat(np.array(problem.label_names, object), shape)}
+
+
+def checked_inputs(features: Features, config: BertConfig) -> Features:
+    """Features from outside, unchanged. Raises InvalidArgumentError when run, with the name, for those out of `input_limits`."""
+    found = dict[str, Any]()
+    for name, limit in input_limits(config).items():
+        inside = tf.reduce_all((features[name] >= 0) & (features[name] < limit))
+        found[f"{name} has a number outside of 0 to {limit - 1}"] = inside
+    tokens, length = features[INPUT_MASK], tf.shape(features[INPUT_WORD_IDS])[-1]
+    found[f"{INPUT_MASK} has a row without a token"] = tf.reduce_all(tf.reduce_max(tokens, axis=-1) > 0)
+    found[f"{INPUT_WORD_IDS} has rows of over {config.max_length} tokens"] = length <= config.max_length
+    if MASKED_LM_POSITIONS in features:
+        at = features[MASKED_LM_POSITIONS]
+        found[f"{MASKED_LM_POSITIONS} has a position outside of its row"] = tf.reduce_all(
+            (at >= 0) & (at < length)
+        )
+    checks = [tf.debugging.Assert(holds, [wrong]) for wrong, holds in found.items()]
+    with tf.control_dependencies([one for one in checks if one is not None]):  # None if it runs at once
+        return {name: tf.identity(value) for name, value in features.items()}
+
+
+def checked_outputs(outputs: Any) -> Any:
+    """The outputs of a model for `decode`, unchanged. Every decoding in graph reads them through it.
+
+    Raises InvalidArgumentError when run, with NOT_FINITE, for NaN and infinite numbers: `decode` would make an answer of them.
+    """
+    return tf.nest.map_structure(
+        lambda one: tf.debugging.check_numerics(one, NOT_FINITE) if one.dtype.is_floating else one, outputs
+    )
+
+
+@contextlib.contextmanager
+def graph_errors() -> Iterator[None]:
+    """Turns the errors of `checked_inputs` and `checked_outputs` into a BertKerasError."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        if found := re.search(r"(?:assertion failed: \[|Summarized data: b')(\w+ has [^\]'\n]*)", str(error)):
+            raise BertKerasError(f"{found[1]}; give features that this model reads.") from None
+        if NOT_FINITE not in str(error):
+            raise
+        raise BertKerasError(
+            f"{NOT_FINITE}; train it again with a lower learning rate, or compute in float32."
+        ) from None
 
 
 def checked_labelled(known: np.ndarray, name: str) -> np.ndarray:

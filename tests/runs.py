@@ -264,6 +264,14 @@ def mounted(folder: Path, *, size: int) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
+def leave_half(folder: Path, name: str) -> None:
+    """What a writer of a file leaves in a folder when it is killed."""
+    left = folder / f".{name}.{'0a' * 16}.tmp"
+    left.mkdir()
+    (left / ".lock").write_text("")
+    (left / name).write_bytes(b"half a file")
+
+
 def results(folder: Path) -> dict:
     """The content of results.json in a folder."""
     return json.loads((folder / "results.json").read_text())

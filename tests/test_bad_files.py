@@ -125,6 +125,7 @@ ROWS = [
     ("swag", "jsonl", CHOICE.replace('["a", "b", "c", "d"]', '"abcd"'), "line 1: no list but 'abcd', expected 4"),
     ("swag", "jsonl", CHOICE + CHOICE.replace("film", "\\ud83d"), "line 2: 'startphrase': \\ud83d is half a character"),
     ("swag", "jsonl", CHOICE.replace('"d"', '"\\udc00"'), "line 1: 'ending 3': \\udc00 is half a character"),
+    ("swag", "jsonl", CHOICE.replace('"answer": 1', '"answer": 1, "answer": 2'), "line 1 | 'answer' is there twice"),
     ("swag", "json", "PAR1", "train.json does not end in .tsv, .csv, .jsonl, .parquet"),
     # Cloze tests
     ("fill-mask", "tsv", "text\tword\na [MASK]\tfilm\n", "no column 'answer' | 'text', 'word'"),

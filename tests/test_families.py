@@ -131,7 +131,7 @@ def test_instances_of_two_segments_have_room_for_both_separators(roberta):
     settings = Sampling(seq_length=32, short_seq_prob=0.0, dupe_factor=1)
     tokenizer = roberta.tokenizer
     maker = instance_stream.InstanceMaker(tokenizer=tokenizer, settings=settings, segment=None)
-    made, _ = maker.instances(documents, seed=[0])
+    made, *_ = maker.instances(documents, seed=[0])
     ids = np.concatenate([batch["input_word_ids"] for batch in instance_stream.Packer(maker)(made)])
     assert ((ids == tokenizer.special.end).sum(axis=1) == 3).all()
     assert max(np.diff(made.places).sum(axis=(1, 2))) == 32 - 4

@@ -178,7 +178,7 @@ def test_an_interrupted_extraction_is_resumed(cache, checkpoint, tmp_path):
     with pytest.raises(ValueError, match=r"part lacks 1 of its 3 files, first 00002\.parquet; extract again"):
         open_cache(part)
     before = {path.name: path.stat().st_mtime_ns for path in part.iterdir()}
-    (part / ".00002.parquet.7.tmp").write_bytes(b"half")
+    runs.leave_half(part, "00002.parquet")
     extract(TEXTS, checkpoint=checkpoint, output=part, shard_examples=4)
     assert runs.contents(part) == runs.contents(cache.path)
     assert all((part / name).stat().st_mtime_ns == time for name, time in before.items())
@@ -252,7 +252,7 @@ def test_a_killed_first_write_and_a_second_process(checkpoint, tmp_path):
     """Leftovers of a kill are no obstacle; a cache that is being written is."""
     settings = {"checkpoint": checkpoint, "layers": "last", "output": tmp_path / "cache"}
     (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / ".header.json.7.tmp").write_text("{")
+    runs.leave_half(tmp_path / "cache", "header.json")
     lock = filelock.FileLock(
         tmp_path / "cache" / ".lock"
     )  # another object than ours counts as another process
@@ -356,7 +356,7 @@ def test_a_full_disk_leaves_no_half_file(checkpoint, tmp_path):
     settings = {"checkpoint": checkpoint, "output": tmp_path / "cache"}
     with (
         runs.full_disk(5000),
-        pytest.raises(OSError, match=r"cannot write .*00000\.parquet\..*tmp: .*too large"),
+        pytest.raises(OSError, match=r"cannot write .*00000\.parquet\..*tmp/00000\.parquet: .*too large"),
     ):
         extract(examples(20, seed=1), **settings)
     assert {path.name for path in (tmp_path / "cache").iterdir()} == {"header.json"}

@@ -286,6 +286,18 @@ def _():
     np.testing.assert_allclose(token_head(x), before, atol=0.01)
 
 
+@idiom("LoRA, then int8")
+def _(folder):
+    encoder, model = classifier()
+    encoder.enable_lora(2)
+    train(model, optimizer=bk.AdamW(0.1), epochs=3)
+    before = answers(model)
+    quantize(model)
+    assert 0 < np.abs(answers(model) - before).max() < 0.1
+    # The int8 of the merged kernels, as NumPy rounds them again in the file.
+    np.testing.assert_allclose(answers(reloaded(model, folder)), answers(model), atol=1e-6)
+
+
 @idiom("`.keras` of an int8 model")
 def _(folder):
     _, model = classifier()

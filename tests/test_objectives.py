@@ -225,6 +225,19 @@ def test_measures_are_means_over_the_weights_of_all_batches():
     assert {*logs} == {"loss", "masked_lm_loss", "masked_lm_accuracy", "masked_lm_perplexity"}
 
 
+def test_a_mean_of_nothing_is_no_number():
+    model = pretrainer(MASKED_LM, SentencePair())
+    x, y, weights = label(repeating(8), objectives=model.objectives, seed=SEED)
+    nothing = {**weights, "masked_lm": tf.zeros_like(weights["masked_lm"])}
+    logs = measured(model, x, y, nothing)
+    assert {name for name, value in logs.items() if np.isnan(value)} == {
+        "masked_lm_loss",
+        "masked_lm_accuracy",
+        "masked_lm_perplexity",
+    }
+    assert logs["loss"] == logs["next_sentence_loss"] > 0
+
+
 def test_negative_labels_are_not_measured():
     """Users' own labels, -100 where nothing is predicted and a weight of 1 everywhere: as with weights of 0 there."""
     model = pretrainer(MASKED_LM)

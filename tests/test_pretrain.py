@@ -18,6 +18,7 @@ from bert_keras.config import BertConfig
 from bert_keras.features import INPUT_WORD_IDS
 from bert_keras.fields import Masking, flag_of
 from bert_keras.optimization.objectives import MaskedLM
+from bert_keras.tasks.devices.workers import Workers
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams, PretrainHparams, Sampling
 from bert_keras.tasks.pretraining import instance_sources, instance_stream, monitor
@@ -393,14 +394,15 @@ def test_a_resumed_run_s_first_tokens_per_second(tmp_path, monkeypatch):
 
 
 def test_a_worker_s_curves_are_its_own(tmp_path):
-    (tmp_path / "own").mkdir()
     (tmp_path / "curves.png").write_bytes(b"the chief's")
-    (tmp_path / "own" / "curves.png").symlink_to(tmp_path / "curves.png")
-    rows = [{"step": 1, "masked_lm_loss": 2.0, "masked_lm_accuracy": 0.5}]
-    monitor.draw_curves(rows, tmp_path / "own" / "curves.png")
+    rows = [{"step": 1, "masked_lm_loss": 2.0, "masked_lm_accuracy": None}]  # no label since the last log
+    worker = types.SimpleNamespace(chief=False)
+    with Workers.folder(worker, tmp_path) as own:
+        assert (own / "curves.png").read_bytes() == b"the chief's"
+        monitor.draw_curves(rows, own / "curves.png")
+        assert (own / "curves.png").read_bytes().startswith(b"\x89PNG")
+        assert [file.name for file in own.iterdir()] == ["curves.png"]
     assert (tmp_path / "curves.png").read_bytes() == b"the chief's"
-    assert (tmp_path / "own" / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert [file.name for file in (tmp_path / "own").iterdir()] == ["curves.png"]
 
 
 # -----------------------------------------------------------------------------------------------------------

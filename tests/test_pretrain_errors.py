@@ -369,3 +369,14 @@ def test_a_manifest_with_another_number_of_instances(tmp_path):
     file.write_text(json.dumps(content))
     match = "instances has another number of instances than its manifest.json says; remove"
     refused(tmp_path, match, records=[tmp_path / "instances"])
+
+
+def test_text_that_nothing_can_be_predicted_of(tmp_path):
+    known, unknown = [["good ☃ ☃"] * 9] * 60, [["☃ ☃"] * 9] * 60
+    lines = planned_lines("roberta", documents=known)
+    assert any(line.startswith("warning: 66.7% of the sampled tokens are [UNK]") for line in lines)
+    refused(
+        tmp_path, r"all of the sampled tokens are \[UNK\], so there is nothing", "roberta", documents=unknown
+    )
+    message = "the held-out data has nothing for masked_lm to predict"
+    refused(tmp_path, message, "roberta", documents=known, held_out=unknown)

@@ -244,7 +244,7 @@ def test_what_a_killed_save_left_is_removed(tmp_path):
     (folder / "ckpt-8_temp").mkdir()
     for name in ("ckpt-8_temp/part-00000-of-00001.data-00000-of-00001", "ckpt-8.data-00000-of-00001"):
         (folder / name).write_bytes(b"half a save")
-    (folder / ".settings.json.1.tmp").write_text("{")
+    runs.leave_half(folder, "settings.json")
     assert Saver(tmp_path, model_of(), every=2, remember=dict).restore() == {}
     assert runs.contents(folder) == kept
 

@@ -374,6 +374,7 @@ def test_the_command_refuses_before_it_reads_weights(flags, message, tmp_path, c
 def test_an_input_of_another_form_is_one_line(given, message):
     inputs = [*given] if "premise" in given else ["sentence"]
     settings = {"inputs": inputs, "features": [*ENCODER_INPUTS], "tokenizer": "tokenizer.json"}
+    settings |= {"max_length": 40, "limits": dict.fromkeys(ENCODER_INPUTS, 2)}
     with pytest.raises(SystemExit, match=message):
         read_inputs(settings, given)
 

@@ -170,8 +170,21 @@ REFUSED = {
     "wrong rank": (inputs([["a"]], [["b"]]), "expected "),
     "unequal batches": (inputs(["a", "b"], ["c"]), "differ in shape"),
     "unequal features": (of_ids(5, masks=2), "differ in shape"),
-    "an id too large": (of_ids(5, 10**7), f"= 10000000 is not in [0, {len(VOCABULARY)})"),
-    "an id under 0": (of_ids(-1), "a number is below 0"),
+    "an id too large": (
+        of_ids(5, 10**7),
+        f"input_word_ids has a number outside of 0 to {len(VOCABULARY) - 1}",
+    ),
+    "an id under 0": (of_ids(-1), "input_word_ids has a number outside of 0 to"),
+    "half of an id": (of_ids(5.5), "input_word_ids is not a tensor of int32"),
+    "no token": (of_ids(), "without a token"),
+    "half a character": (
+        b'{"instances": [{"premise": "\\ud83d", "hypothesis": "a"}]}',
+        "half of a surrogate pair",
+    ),
+    "a name twice": (
+        b'{"instances": [{"premise": "a", "premise": "b", "hypothesis": "c"}]}',
+        "'premise' is there twice",
+    ),
     "the first that would wrap": (of_ids(2**31), "input_word_ids is not a tensor of int32"),
     "the last that would wrap": (of_ids(-(2**31) - 1), f"-2147483649 is not {INT32}"),
     "an infinite id": (of_ids(float("inf")), f"inf is not {INT32}"),

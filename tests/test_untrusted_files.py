@@ -330,7 +330,7 @@ def test_a_mask_over_one_is_refused_by_the_features_signature(untouched):
     ids = tf.constant(np.full((1, 4), 7, "int32"))
     features = {"input_word_ids": ids, "input_mask": tf.ones_like(ids), "input_type_ids": ids * 0}
     assert servable.serve_features(**features)["label"].shape == [1]
-    with pytest.raises(tf.errors.InvalidArgumentError, match="input_mask: a number is above 1"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="input_mask has a number outside of 0 to 1"):
         servable.serve_features(**features | {"input_mask": ids * 0 + 5})
 
 

@@ -26,7 +26,7 @@ from bert_keras.checkpoints.checkpoint import (
 from bert_keras.checkpoints.hugging_face_tokenizer import read_tokenizer, write_tokenizer
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, first_line
-from bert_keras.io.files import write_json
+from bert_keras.io.files import atomic_file, write_json
 from bert_keras.io.json_files import (
     TEXT,
     known_fields,
@@ -346,9 +346,9 @@ def _save(checkpoint: Checkpoint, tensors: dict[str, np.ndarray], folder: pathli
     write_json(folder / _CONFIG, fields)
     write_tokenizer(checkpoint.vocabulary, folder, max_length=checkpoint.config.max_length)
     try:
-        safetensors.numpy.save_file(tensors, folder / SAFETENSORS, metadata={"format": "pt"})
-        # safetensors lets only the owner read the file, but a server may run as another user.
-        (folder / SAFETENSORS).chmod(0o644)
+        # safetensors lets only the owner read the file; `atomic_file` gives it the mode of all files.
+        with atomic_file(folder / SAFETENSORS) as temporary:
+            safetensors.numpy.save_file(tensors, temporary, metadata={"format": "pt"})
     except safetensors.SafetensorError as error:
         raise OSError(f"cannot write {SAFETENSORS}: {error}.") from error
 

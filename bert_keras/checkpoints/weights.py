@@ -274,6 +274,16 @@ def refuse_not_finite(array: np.ndarray, *, named: str) -> None:
         )
 
 
+def check_weights(variables: Iterable["keras.Variable"], *, where: str) -> None:
+    """Raises BertKerasError for a variable with NaN or infinite numbers; `where` follows its name in the error.
+
+    Every form of a model calls it when it is saved, loaded or exported.
+    """
+    for variable in variables:
+        if "float" in str(variable.dtype):
+            refuse_not_finite(np.asarray(variable), named=f"{variable.path}{where}")
+
+
 def _known_rows(config: BertConfig, source: OpenFile) -> tuple[list[tuple[str, Row]], list[str]]:
     """The file's names with their rows, and those without a row. Raises BertKerasError for another shape."""
     rows = source.names.readable_rows(config)

@@ -4,12 +4,16 @@ In: a path and a way to write it. Out: the file, synced to disk; after an error,
 """
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import pathlib
 import re
+import shutil
+import stat
 import tempfile
+import uuid
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -18,9 +22,8 @@ import filelock
 from bert_keras.errors import BertKerasError, first_line
 from bert_keras.io.paths import RemotePath, refuse_remote
 
-TEMPORARY = ".tmp"  # the suffix of an incomplete file
-# .NAME.PROCESS.tmp, with a hexadecimal number on remote file systems.
-_TEMPORARY_NAME = re.compile(r"\..+\.([0-9]+|[0-9a-f]{32})\.tmp", re.DOTALL)
+# .NAME.RANDOM.tmp: a local folder with an incomplete file; on remote file systems, the file itself.
+_TEMPORARY_NAME = re.compile(r"\..+\.[0-9a-f]{32}\.tmp", re.DOTALL)
 LOCK = ".lock"  # held while its folder is written
 
 
@@ -28,22 +31,55 @@ LOCK = ".lock"  # held while its folder is written
 def atomic_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """A temporary file to write; at the end it is synced and renamed to `path`, or removed after an error.
 
-    The temporary file of a remote path is on the local disk, and is uploaded at the end.
+    Each writer has a temporary file of its own, so that the last of several writers wins with a whole file. A link is followed,
+    the mode of an earlier file is kept, and a new file has the mode of the umask. The temporary files of killed writers are
+    removed first. The temporary file of a remote path is on the local disk, and is uploaded at the end.
     """
     if isinstance(path, RemotePath):
         with tempfile.TemporaryDirectory(prefix="bert-keras-") as folder:
             yield pathlib.Path(folder) / path.name
             path.upload(pathlib.Path(folder) / path.name)
         return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
-    try:
-        yield temporary
-        sync(temporary)
-        os.replace(temporary, path)
+    path = path.resolve()
+    remove_temporary(path.parent)
+    with _own_folder(path) as own:
+        yield own / path.name
+        # A library may have made the file anew, with a mode of its own.
+        mode = path.stat().st_mode if path.exists() else own.stat().st_mode & 0o666
+        os.chmod(own / path.name, stat.S_IMODE(mode))
+        sync(own / path.name)
+        os.replace(own / path.name, path)
         sync(path.parent)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _own_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A new folder beside a file, removed at the end. The lock in it says that its process lives."""
+    folder, lock = _locked_folder(path)
+    while not (folder / LOCK).exists():  # another process removed it before it was locked
+        os.close(lock)
+        folder, lock = _locked_folder(path)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _locked_folder(path: pathlib.Path) -> tuple[pathlib.Path, int]:
+    """A new folder beside a file, with the descriptor of its lock."""
+    folder = path.with_name(f".{path.name[:50]}.{uuid.uuid4().hex}.tmp")
+    folder.mkdir()
+    try:
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT)
+    except FileNotFoundError:  # another process removed it
+        return _locked_folder(path)
+    except OSError:  # a full disk
+        folder.rmdir()
         raise
+    with contextlib.suppress(OSError):  # a file system without locks, where `remove_temporary` leaves it
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    return folder, lock
 
 
 def write_json(path: pathlib.Path, content: Any) -> None:
@@ -62,16 +98,25 @@ def sync(path: pathlib.Path) -> None:
         os.close(descriptor)
 
 
-def is_temporary(path: pathlib.Path) -> bool:
-    """True for a file with a name that `atomic_file` gives to an incomplete file."""
-    return _TEMPORARY_NAME.fullmatch(path.name) is not None and path.is_file()
-
-
 def remove_temporary(folder: pathlib.Path) -> None:
-    """Removes the temporary files that a killed process left in a folder. Call it under the folder's lock."""
-    for file in list(folder.iterdir()):
-        if is_temporary(file):
-            file.unlink(missing_ok=True)
+    """Removes what killed writers left in a folder. A writer that lives holds the lock of its temporary folder."""
+    for found in list(folder.iterdir()):
+        if _TEMPORARY_NAME.fullmatch(found.name) is None:
+            continue
+        if isinstance(found, RemotePath):
+            found.unlink(missing_ok=True)
+            continue
+        with contextlib.suppress(OSError):  # locked, or removed meanwhile
+            try:
+                lock = os.open(found / LOCK, os.O_RDWR)
+            except FileNotFoundError:  # empty: killed before it had a lock
+                found.rmdir()
+                continue
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(found, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 @contextlib.contextmanager
@@ -154,6 +199,8 @@ def data_errors() -> Iterator[None]:
     except tf.errors.OpError as error:
         if ours := re.search(rf"\b{BertKerasError.__name__}: (.*)", str(error)):
             raise BertKerasError(ours[1]) from None  # its traceback is TensorFlow's
+        if ours := re.search(r"assertion failed: \[(\w+ has [^\]]*)\]", str(error)):
+            raise BertKerasError(f"{ours[1]}; give features that this model reads.") from None
         if other := re.search(r"Unsupported object type (\w+)", str(error)):
             raise BertKerasError(
                 f"an element of the data set has a {other[1]} where its specification has a string or a number; give one."

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from bert_keras.errors import BertKerasError, TakenError
-from bert_keras.io.files import LOCK, is_temporary, locked, remove_temporary, sync, write_json
+from bert_keras.io.files import LOCK, locked, remove_temporary, sync, write_json
 from bert_keras.io.formats import stamp, unstamped
 from bert_keras.io.json_files import FLAG, TEXT, checked_fields, list_of, read_object
 from bert_keras.io.paths import is_remote, refuse_remote, to_path
@@ -134,6 +134,8 @@ def _overwrite(path: pathlib.Path, new: pathlib.Path) -> None:
     for file in _files(new):
         target = path / file.relative_to(new)
         target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists():
+            shutil.copymode(target, file)
         os.replace(file, target)
         sync(target.parent)
 
@@ -242,7 +244,7 @@ class Folder:
         others = [
             file.name
             for file in sorted(self.path.iterdir())
-            if file.name != first and not file.name.startswith(".") and not is_temporary(file)
+            if file.name != first and not file.name.startswith(".")
         ]
         if others:
             raise BertKerasError(

@@ -34,7 +34,7 @@ def parse_json(text: str | bytes, *, source: object, form: str = "JSON") -> Any:
     """
     try:
         text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=unique)
         _check_depth(value)
     except RecursionError as error:
         raise BertKerasError(
@@ -43,6 +43,16 @@ def parse_json(text: str | bytes, *, source: object, form: str = "JSON") -> Any:
     except ValueError as error:  # no UTF-8, no JSON, a number of over 4300 digits
         raise BertKerasError(f"{source} is not {form}: {error}.") from error
     return value
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object in JSON. Raises ValueError for a name that it has twice: readers would take one of the two in silence."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise ValueError(f"{shortened(twice)} is there twice in one object")
+    return found
 
 
 def _check_depth(value: Any) -> None:
@@ -119,6 +129,19 @@ class FieldType(NamedTuple):
 def is_integer(value: Any) -> bool:
     """True for a whole number; a bool is not a number."""
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def as_json(value: Any, **options: Any) -> str:
+    """A value as strict JSON text; NaN and infinity, which JSON does not have, become null. options: of `json.dumps`."""
+    return json.dumps(_finite(value), allow_nan=False, **options)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [*map(_finite, value)]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def is_finite(value: Any) -> bool:

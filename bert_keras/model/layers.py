@@ -82,6 +82,9 @@ class Dense(keras.layers.Dense):
         """Turns the kernel into int8 with a scale for each column. Raises ValueError for another mode."""
         if mode != "int8":
             raise BertKerasError(f"quantize({mode!r}) was asked for; bert_keras quantizes to 'int8' alone.")
+        if self.lora_enabled:  # merged, as a file holds it; LoRA begins anew
+            self._kernel.assign(self.kernel)
+            self.lora_kernel_b.assign(ops.zeros_like(self.lora_kernel_b))
         super().quantize(mode, type_check=False, config=config)
 
     def enable_lora(

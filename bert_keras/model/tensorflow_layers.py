@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras.src.saving.serialization_lib import in_safe_mode
 
 import bert_keras.text.normal_forms  # noqa: F401 (TensorFlow Text's ops, which preprocessors are made of)
-from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.errors import BertKerasError, MissingFileError, first_line
 from bert_keras.features import DTYPE, ENCODER_INPUTS
 from bert_keras.io.formats import check_saved_model
 from bert_keras.io.paths import for_tensorflow, to_path
@@ -143,10 +143,11 @@ class HubLayer(keras.layers.Layer):
     arguments: keywords of every call, such as {"seq_length": 64}
     trainable: False freezes the module's variables and, as hub.KerasLayer does, its dropout
 
-    The layer has the module's inputs and outputs: a preprocessor takes strings [B], an encoder takes Features. `module` is the
-    loaded object with all its parts.
-    Raises ValueError on a backend other than TensorFlow and for an unknown endpoint or output, FileNotFoundError if the folder
-    has no SavedModel.
+    The layer has the module's inputs and outputs: a preprocessor takes strings [B], an encoder takes Features. Floats are cast to
+    the module's own format; the layer's dtype policy does not apply. `module` is the loaded object with all its parts.
+    Its weights are those that the module lists as hub modules do, and all others that its function reads.
+    Raises ValueError on a backend other than TensorFlow and for an unknown endpoint, input or output, FileNotFoundError if the
+    folder has no SavedModel.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class HubLayer(keras.layers.Layer):
             raise BertKerasError(
                 f"Keras runs on {keras.backend.backend()}; a SavedModel needs TensorFlow: set KERAS_BACKEND=tensorflow."
             )
-        super().__init__(name=name, dtype=dtype)
+        super().__init__(name=name, dtype=dtype, autocast=False)
         self.supports_jit = False  # XLA takes no strings, and the module's other ops are unknown
         self.module_path, self.endpoint = str(to_path(path)), endpoint
         self.outputs_wanted = outputs if outputs is None or isinstance(outputs, str) else tuple(outputs)
@@ -174,14 +175,14 @@ class HubLayer(keras.layers.Layer):
         self._trains = "training" in inspect.signature(self._function).parameters
         self._regularization_losses = list(getattr(part, "regularization_losses", ()))
         with keras.name_scope(self.name):
-            self.module_variables = _keras_variables(part)
+            self.module_variables = _keras_variables(part, self._function)
         self.trainable = trainable  # sets the variables too, now that they exist
         self.built = True
 
     def call(self, inputs: Any, training: bool = False) -> Any:
         """The module's inputs -> its outputs, or the requested ones."""
         mode = {"training": bool(training) and self.trainable} if self._trains else {}
-        results = self._function(inputs, **self.arguments, **mode)
+        results = self._function(self._as_read(inputs), **self.arguments, **mode)
         if self.trainable:
             for loss in self._regularization_losses:
                 self.add_loss(loss())
@@ -191,6 +192,31 @@ class HubLayer(keras.layers.Layer):
         if isinstance(self.outputs_wanted, str):
             return results[self.outputs_wanted]
         return {key: results[key] for key in self.outputs_wanted}
+
+    def _as_read(self, inputs: Any) -> Any:
+        """The inputs, with floats in the module's format. Raises BertKerasError for inputs by other names than the module's."""
+        known = _input_specs(self._function)
+        if any(not isinstance(one, Mapping) for one in known):
+            fitting = known
+        else:
+            if not isinstance(inputs, Mapping) and known and len(known[0]) == 1:
+                inputs = {name: inputs for name in known[0]}
+            names = {*inputs} if isinstance(inputs, Mapping) else set[str]()
+            fitting = [one for one in known if {*one} == names]
+            if known and not fitting:
+                given = ", ".join(inputs) if names else f"a {type(inputs).__name__} without names"
+                raise BertKerasError(
+                    f"{self.endpoint} of {self.module_path} was given {given}; give a dict of {', '.join(sorted(known[0]))}."
+                )
+        made = []
+        for one in fitting:
+            with contextlib.suppress(TypeError, ValueError):  # of another structure
+                made.append(keras.tree.map_structure(_in_format, inputs, one))
+        given = keras.tree.flatten(inputs)
+        same = [
+            one for one in made if all(a is b for a, b in zip(given, keras.tree.flatten(one), strict=True))
+        ]
+        return (same or made or [inputs])[0]  # a trace for other floats is no reason to cast
 
     def compute_output_spec(self, inputs: Any, training: bool = False) -> Any:
         """Shapes, without running the module. Keras' own method does not support ragged tensors, which tokenizers return."""
@@ -240,7 +266,12 @@ def _load(path: str) -> Any:
     # The module keeps only the paths of its assets, so that the links must last as long as the process.
     links = contextlib.ExitStack()
     atexit.register(links.close)
-    return tf.saved_model.load(str(links.enter_context(for_tensorflow(to_path(path)))))
+    try:
+        return tf.saved_model.load(str(links.enter_context(for_tensorflow(to_path(path)))))
+    except (tf.errors.OpError, OSError) as error:  # a missing file of variables, or a damaged one
+        raise BertKerasError(
+            f"{path} is damaged or incomplete: {first_line(error)}; write the SavedModel again."
+        ) from error
 
 
 def _endpoint(module: Any, name: str, path: str) -> tuple[Any, Callable[..., Any]]:
@@ -273,17 +304,48 @@ def _by_keyword(signature: Callable[..., Any]) -> Callable[..., Any]:
     """A signature that takes what a layer takes: a dict of its inputs, or its only input."""
     _, specs = signature.structured_input_signature  # type: ignore[attr-defined]
 
-    def call(inputs: Any) -> Any:
-        return signature(**(inputs if isinstance(inputs, Mapping) else dict.fromkeys(specs, inputs)))
+    def call(inputs: Mapping[str, Any]) -> Any:
+        return signature(**inputs)
 
+    call.concrete_functions = [signature]  # type: ignore[attr-defined]
+    call.input_specs = [specs]  # type: ignore[attr-defined]
     return call
 
 
-def _keras_variables(part: Any) -> list[keras.Variable]:
-    """The variables of a loaded object as Keras sees them, each under its own path; no number is copied."""
-    trainable = list(getattr(part, "trainable_variables", ()))
+def _traces(function: Any) -> list[Any]:
+    """The concrete functions of a loaded function."""
+    return list(getattr(function, "concrete_functions", ()))
+
+
+def _input_specs(function: Any) -> list[Any]:
+    """The specifications of a function's inputs, as each of its traces has them."""
+    if hasattr(function, "input_specs"):
+        return function.input_specs
+    positional = [trace.structured_input_signature[0] for trace in _traces(function)]
+    return [arguments[0] for arguments in positional if arguments]
+
+
+def _in_format(given: Any, read: Any) -> Any:
+    """A float tensor in the format that is read; other tensors as they are."""
+    wanted = getattr(read, "dtype", None)
+    if wanted is None or not wanted.is_floating:
+        return given
+    found = keras.backend.standardize_dtype(given.dtype)
+    other = keras.backend.is_float_dtype(found) and found != wanted.name
+    return keras.ops.cast(given, wanted.name) if other else given
+
+
+def _keras_variables(part: Any, function: Any) -> list[keras.Variable]:
+    """The variables of a loaded object as Keras sees them, each under its own path; no number is copied.
+
+    A hub module lists its variables; a plain tf.Module keeps no list, and its traces say what they read.
+    """
+    read = {id(one): one for trace in _traces(function) for one in trace.variables}
+    listed = getattr(part, "trainable_variables", None)
+    trainable = [one for one in read.values() if one.trainable] if listed is None else list(listed)
     ids = {id(variable) for variable in trainable}
-    others = [variable for variable in getattr(part, "variables", ()) if id(variable) not in ids]
+    every = {id(one): one for one in getattr(part, "variables", ())} | read
+    others = [variable for variable in every.values() if id(variable) not in ids]
     found = []
     for variable in (*trainable, *others):
         *scopes, name = variable.name.split(":")[0].split("/")

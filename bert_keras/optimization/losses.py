@@ -20,6 +20,22 @@ from bert_keras.optimization.replicas import replica_context, replica_sum
 
 # For each GlobalMean, the weight of the whole batch, while a micro-batch of it is computed. Each replica has its own thread.
 _WHOLE: contextvars.ContextVar[dict[Any, Any] | None] = contextvars.ContextVar("whole", default=None)
+# The weights that GlobalMeans divided by, while a step counts them.
+_COUNTED: contextvars.ContextVar[list[Any] | None] = contextvars.ContextVar("counted", default=None)
+
+
+@contextlib.contextmanager
+def counted_weights() -> Iterator[list[Any]]:
+    """Lists the sum of this replica's weights for each GlobalMean that is computed within it.
+
+    The labels, the weights and the mask of padding decide them together: no other place can count what a mean divides by.
+    """
+    found: list[Any] = []
+    token = _COUNTED.set(found)
+    try:
+        yield found
+    finally:
+        _COUNTED.reset(token)
 
 
 @contextlib.contextmanager
@@ -31,7 +47,10 @@ def micro_batches(terms: Iterable[tuple["GlobalMean", Any, Any]]) -> Iterator[No
     terms: each loss with the labels and the weights, or None, of the replica's whole batch
     """
     terms = list(terms)
-    weights = replica_sum([loss.weight(labels, sample_weight) for loss, labels, sample_weight in terms])
+    own = [loss.weight(labels, sample_weight) for loss, labels, sample_weight in terms]
+    if (found := _COUNTED.get()) is not None:
+        found[:] = own  # in place of those of a symbolic build
+    weights = replica_sum(own)
     token = _WHOLE.set({id(loss): weight for (loss, _, _), weight in zip(terms, weights, strict=True)})
     try:
         yield
@@ -72,6 +91,8 @@ class GlobalMean(keras.losses.Loss):
             return ops.divide_no_nan(ops.sum(losses * weights), whole[id(self)])
         weights = weights if mask is None else ops.where(mask, weights, 0.0)
         loss_sum, weight_sum = ops.sum(losses * weights), ops.sum(weights)
+        if (found := _COUNTED.get()) is not None:
+            found.append(weight_sum)
         context = replica_context()
         if context is None:
             return ops.divide_no_nan(loss_sum, weight_sum)

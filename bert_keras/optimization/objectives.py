@@ -123,6 +123,14 @@ class MaskedLM(_PredictedTokens):
     pieces: Pieces
     masking: Masking = Masking()
 
+    def check(self, sample: Mapping[str, np.ndarray]) -> Iterator[str]:
+        """Raises ValueError on instances whose masks predict nothing."""
+        if MASKED_LM_WEIGHTS in sample and not np.any(sample[MASKED_LM_WEIGHTS] > 0):
+            raise BertKerasError(
+                f"none of {len(sample[MASKED_LM_WEIGHTS]):,} records has a masked position to predict; give other records."
+            )
+        yield from ()
+
     def label(self, features: Features, *, seed: Any, worker_rows: WorkerRows = ALL_ROWS) -> Labelled:
         """Features -> the same with masked tokens, int32 [B, P], float32 [B, P]."""
         from bert_keras.text.masking import mask

@@ -14,6 +14,7 @@ import numpy as np
 from keras import ops
 
 from bert_keras.errors import BertKerasError
+from bert_keras.io.json_files import is_finite
 from bert_keras.optimization.replicas import replica_context, replica_sum
 from bert_keras.optimization.update_kernels import adam, decay, dense, square_sum
 
@@ -94,6 +95,12 @@ class _TwoMoments(keras.optimizers.Optimizer):
                 f"unknown argument {', '.join(unknown)} of {type(self).__name__}; of Keras' it takes "
                 f"{', '.join(KerasArguments.__annotations__)}."
             )
+        given = {"learning_rate": learning_rate, "weight_decay": weight_decay, "clip_norm": clip_norm}
+        for setting, value in given.items():
+            if isinstance(value, int | float) and not is_finite(
+                value
+            ):  # a clip_norm of infinity would clip nothing
+                raise BertKerasError(f"{setting} is {value}; give a number that float32 holds.")
         if clip_norm is not None and not clip_norm > 0:
             raise BertKerasError(f"clip_norm is {clip_norm}; give a number over 0, or None for no clipping.")
         weight_decay = 0.0 if weight_decay is None else weight_decay

@@ -38,7 +38,14 @@ from bert_keras.optimization.objectives import (
 from bert_keras.optimization.training_model import TrainingSteps
 
 
-class Perplexity(keras.metrics.Mean):
+class WeightedMean(keras.metrics.Mean):
+    """A weighted mean; NaN where no weight was over 0, since a mean of nothing is not 0."""
+
+    def result(self) -> Any:
+        return ops.where(self.count > 0, super().result(), float("nan"))
+
+
+class Perplexity(WeightedMean):
     """exp of a weighted mean of losses."""
 
     def result(self) -> Any:
@@ -48,7 +55,7 @@ class Perplexity(keras.metrics.Mean):
 
 def _measures(objective: Objective) -> dict[str, keras.metrics.Mean]:
     """Weighted means over all batches and replicas since the last reset."""
-    kinds = {"loss": keras.metrics.Mean, "accuracy": keras.metrics.Mean}
+    kinds: dict[str, type[keras.metrics.Mean]] = {"loss": WeightedMean, "accuracy": WeightedMean}
     kinds |= {"perplexity": Perplexity} if objective.perplexity else {}
     return {measure: kind(name=f"{objective.name}_{measure}") for measure, kind in kinds.items()}
 
@@ -215,10 +222,14 @@ class Pretrainer(TrainingSteps, keras.Model):
     def get_metrics_result(self) -> dict[str, Any]:
         """The measures since the last reset.
 
-        `loss` is the sum over the objectives: Keras would weigh the loss of a batch by its rows, padding rows included.
+        `loss` is the sum over the objectives that had a label: Keras would weigh the loss of a batch by its rows, padding rows
+        included.
         """
-        means = {name: measures["loss"].result() for name, measures in self._measures_of.items()}
-        losses = [self.objective_weights[name] * mean for name, mean in means.items()]
+        means = {name: measures["loss"] for name, measures in self._measures_of.items()}
+        losses = [
+            self.objective_weights[name] * ops.where(mean.count > 0, mean.result(), 0.0)
+            for name, mean in means.items()
+        ]
         return super().get_metrics_result() | {"loss": sum(losses)}
 
     def _targets(self, y: Any, y_pred: Any, sample_weight: Any) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -14,7 +14,13 @@ import keras
 
 from bert_keras.errors import BertKerasError
 from bert_keras.model.kernels import on_tensorflow
-from bert_keras.optimization.losses import GlobalMean, micro_batches, name_of, warn_of_probabilities
+from bert_keras.optimization.losses import (
+    GlobalMean,
+    counted_weights,
+    micro_batches,
+    name_of,
+    warn_of_probabilities,
+)
 from bert_keras.optimization.optimizers import ACCUMULATION
 from bert_keras.optimization.replicas import (
     check_order,
@@ -99,9 +105,10 @@ class TrainingSteps:
             return super().train_step(*data)  # type: ignore[misc]
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(*data)
         made = self._gradients if self.micro_batch is None else self._accumulated
-        loss, gradients = made(x, y, sample_weight)
+        with counted_weights() as weights:
+            loss, gradients = made(x, y, sample_weight)
         self.optimizer.apply(gradients, self.trainable_weights)
-        self._count_loss(loss, x, sample_weight)
+        self._count_loss(loss, x, weights)
         return self.get_metrics_result()
 
     def test_step(self: Any, *data: Any) -> Any:
@@ -110,8 +117,9 @@ class TrainingSteps:
             return super().test_step(*data)  # type: ignore[misc]
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(*data)
         y_pred = self(x, training=False)
-        loss = self._compute_loss(x, y, y_pred, sample_weight, training=False)
-        self._count_loss(loss, x, sample_weight)
+        with counted_weights() as weights:
+            loss = self._compute_loss(x, y, y_pred, sample_weight, training=False)
+        self._count_loss(loss, x, weights)
         return self.compute_metrics(x, y, y_pred, sample_weight)
 
     def loss_terms(self: Any, y: Any, sample_weight: Any) -> Iterator[tuple[GlobalMean, Any, Any]]:
@@ -205,14 +213,16 @@ class TrainingSteps:
             self._symbolic_build(data_batch=(x, y, sample_weight))
         return [] if losses is None else losses.metrics
 
-    def _count_loss(self: Any, loss: Any, x: Any, sample_weight: Any) -> None:
-        """Counts a step in the mean loss; `loss` is this replica's share of the sum over all replicas."""
-        # The mean over all weights of an epoch: rows of weight 0, which fill batches up, do not count.
-        count = keras.ops.shape(keras.tree.flatten(x)[0])[0]
+    def _count_loss(self: Any, loss: Any, x: Any, weights: Sequence[Any]) -> None:
+        """Counts a step in the mean loss; `loss` is this replica's share of the sum over all replicas.
+
+        weights: of `counted_weights`. The mean over the epoch divides by their sum, so that it does not depend on the batches
+        """
         # Keras' own losses divide by the rows, whatever their weights are.
         losses = [one for one in keras.tree.flatten(self.loss) if one is not None]
         means = bool(losses) and all(isinstance(one, GlobalMean) for one in losses)
-        weight = keras.ops.sum(sample_weight) if means and keras.ops.is_tensor(sample_weight) else count
+        count = keras.ops.shape(keras.tree.flatten(x)[0])[0]
+        weight = sum(weights) / len(weights) if means and weights else count
         for metric in self.metrics:
             if metric.name == "loss":
                 metric.update_state(

@@ -22,6 +22,7 @@ from aiohttp import web
 from google.protobuf import json_format
 
 from bert_keras.errors import BertKerasError
+from bert_keras.io.json_files import unique
 from bert_keras.savedmodels.reload import plain
 from bert_keras.savedmodels.server.log import AccessLine, Log, logger_to, one_line_exceptions
 from bert_keras.savedmodels.server.senders import METHODS, Senders
@@ -213,7 +214,7 @@ class Http:
     def _answer(self, served: Served, body: bytes, call: Call) -> str:
         content = answer(served, body, call)
         call.check()
-        return json.dumps(content)
+        return json.dumps(content, allow_nan=False)
 
 
 def _json(status: int, error: str, **headers: str) -> web.Response:
@@ -269,7 +270,7 @@ def answer(served: Served, body: bytes, call: Call) -> dict[str, Any]:
 def _read(body: bytes) -> Any:
     """The value of a JSON body. Raises RequestError if the body is not JSON."""
     try:
-        return json.loads(body)
+        return json.loads(body, object_pairs_hook=unique)
     except ValueError as error:  # includes UnicodeDecodeError
         raise RequestError(f"the body is not JSON ({error}).") from error
     except RecursionError as error:
@@ -352,11 +353,16 @@ def _bytes(value: Any) -> Any:
             raise BertKerasError(f"b64: {error}") from error
     if not isinstance(value, str):
         raise TypeError("a value is not a string")
-    return value.encode("utf-8", "replace")  # a JSON escape may be half of a surrogate pair
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise BertKerasError(f"half of a surrogate pair at character {error.start}") from error
 
 
 def _jsonable(name: str, array: np.ndarray) -> Any:
     """An array as JSON: strings as UTF-8, or base64 if the output's name ends in _bytes."""
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise RequestError(f"{name} has NaN or infinite numbers, which JSON does not have.", "INTERNAL")
     if name.endswith("_bytes"):
         return plain(array.tolist(), lambda value: {"b64": base64.b64encode(value).decode()})
     return plain(array.tolist())

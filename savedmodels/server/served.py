@@ -21,6 +21,7 @@ from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 from tensorflow.python.eager import cancellation  # private to TensorFlow; tests/test_server_limits.py pins it
 
 from bert_keras.errors import MissingFileError
+from bert_keras.features import NOT_FINITE
 from bert_keras.io.formats import check_saved_model
 from bert_keras.io.paths import did_you_mean, for_tensorflow, to_path
 from bert_keras.savedmodels.reload import load_kernels
@@ -170,7 +171,10 @@ class Served:
                 return {name: _array(tensor) for name, tensor in outputs.items()}
             except tf.errors.OpError as error:
                 call.check()
-                code = "INVALID_ARGUMENT" if isinstance(error, tf.errors.InvalidArgumentError) else "INTERNAL"
+                of_request = isinstance(error, tf.errors.InvalidArgumentError) and NOT_FINITE not in str(
+                    error
+                )
+                code = "INVALID_ARGUMENT" if of_request else "INTERNAL"
                 raise RequestError(reason_of(str(error.message)), code) from error
             except UnicodeDecodeError as error:  # TensorFlow's message repeats bytes of the input
                 raise RequestError(reason_of(error.object.decode("utf-8", "replace"))) from error

@@ -121,10 +121,16 @@ def _run_instances(args: argparse.Namespace) -> None:
         ("mean length", f"{summary.mean_length:.1f}"),
         ("padding", f"{summary.padding:.1%}"),
         ("chunks skipped", f"{summary.skipped:,}"),
+        ("tokens in no instance", _share(summary.cut, summary.tokens)),
+        ("tokens that are [UNK]", _share(summary.unknown, summary.tokens)),
     ]
     table(("fact", "value"), rows, title=str(args.output))
     for warning in summary.warnings:
         print(f"warning: {warning}", file=sys.stderr)
+
+
+def _share(count: int, total: int) -> str:
+    return f"{count:,} of {total:,} ({count / max(total, 1):.1%})"
 
 
 # -----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import argparse
 import copy
 import dataclasses
 import itertools
-import json
 import pathlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from bert_keras.cli.console import PATH, Command, progress, say, start, table
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import add_flags, given_settings
 from bert_keras.io.files import write_json
+from bert_keras.io.json_files import as_json
 from bert_keras.io.paths import to_path
 from bert_keras.tasks.commands.flags import (
     CHECKPOINT_HELP,
@@ -214,7 +214,7 @@ def _run_evaluate(args: argparse.Namespace) -> None:
         measured[split] = dict(task.evaluate(predictions, raw))
         tables += [one._replace(title=f"{split}: {one.title}") for one in task.report(predictions, raw)]
     if args.json:
-        print(json.dumps(measured))
+        print(as_json(measured))
         return
     rows = [(split, name, value) for split, values in measured.items() for name, value in values.items()]
     features = f" ({about})" if (about := describe(run)) else ""
@@ -277,7 +277,7 @@ def _run_predict(args: argparse.Namespace) -> None:
             if as_table:
                 shown.append(run.task.show(example, record))
             else:
-                print(json.dumps(example | record, ensure_ascii=False))
+                print(as_json(example | record, ensure_ascii=False))
     for name, file in files.items():
         write_json(file, written[name])
     if shown:
@@ -374,7 +374,7 @@ def _run_fill_mask(args: argparse.Namespace) -> None:
         for example, record in _records(run, examples, batch_size=batch_size, progress=advance):
             _warn_of_masks(example[TEXT], record["masks"], run.preprocess.seq_length)
             if args.json:
-                print(json.dumps(example | record, ensure_ascii=False))
+                print(as_json(example | record, ensure_ascii=False))
             else:
                 _show_masks(example[TEXT], record["masks"])
 

@@ -100,7 +100,7 @@ def _run_pretrain(args: argparse.Namespace) -> None:
     results = pretrain(given, args.output, save_every=args.save_every, log=say)
     baselines = results["majority_baselines"]
     rows = [
-        (name, value, baselines.get(name.removeprefix("held_out_"), ""))
+        (name, "-" if value is None else value, baselines.get(name.removeprefix("held_out_"), ""))
         for name, value in results["measures"].items()
         if name.endswith(("loss", "accuracy", "perplexity"))
     ]

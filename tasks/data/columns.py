@@ -5,6 +5,7 @@ tuple of columns, or a list of tuples.
 """
 
 import math
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -155,13 +156,26 @@ def class_ids(y: Any, labels: Sequence[str]) -> np.ndarray:
     return np.array(found, np.int32)
 
 
+LARGEST = 1e18  # of a score or a weight: float32 holds its square, which a loss or two weights make
+
+
+def float32_column(values: Sequence[Any], *, least: float, where: str) -> np.ndarray:
+    """Numbers float32 [N]: scores, weights. Raises BertKerasError for a value that is no number from `least` to LARGEST.
+
+    where: opens the error; {} stands for the row
+    """
+    for row, value in enumerate(values):
+        if not isinstance(value, numbers.Real) or not least <= value <= LARGEST:  # type: ignore[operator]
+            kind = "finite number" if least < 0 else "finite number of at least 0"
+            raise BertKerasError(
+                f"{where.format(row)}: {shortened(value)}; give a {kind}, at most {LARGEST:g}."
+            )
+    return np.array(values, np.float32)
+
+
 def scores(y: Any) -> np.ndarray:
     """Scores float32 [N]. Raises BertKerasError for a value that is not a finite number, with its row."""
-    rows = list_values(y)
-    for row, value in enumerate(rows):
-        if isinstance(value, str | bytes) or not np.isscalar(value) or not np.isfinite(value):
-            raise BertKerasError(f"score {value!r} in row {row}; give a finite number.")
-    return np.array(rows, np.float32)
+    return float32_column(list_values(y), least=-LARGEST, where="score in row {}")
 
 
 def label_sets(y: Any, labels: Sequence[str]) -> np.ndarray:
@@ -256,9 +270,9 @@ def read_labels(value: Any, where: str) -> list[str]:
 
 
 def read_number(value: Any) -> float | None:
-    """The finite float32 number that a value of a file stands for; None if it stands for none."""
+    """The finite number, at most LARGEST, that a value of a file stands for; None if it stands for none."""
     try:
         number = float(value) if isinstance(value, str) else value
     except ValueError:
         return None
-    return float(number) if is_finite(number) else None
+    return float(number) if is_finite(number) and abs(number) <= LARGEST else None

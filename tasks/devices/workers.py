@@ -9,6 +9,7 @@ import contextlib
 import functools
 import json
 import pathlib
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -115,10 +116,7 @@ class Workers:
 
     @contextlib.contextmanager
     def folder(self, path: pathlib.Path) -> Iterator[pathlib.Path]:
-        """The folder for the files of this worker: `path` for the chief, else a temporary one with links to the files there.
-
-        Files are replaced, never changed: what a worker writes takes the place of its link.
-        """
+        """The folder for the files of this worker: `path` for the chief, else a temporary one with copies of the files there."""
         if self.chief:
             yield path
             return
@@ -129,7 +127,7 @@ class Workers:
                 )
             for file in path.absolute().iterdir():
                 if file.is_file() and not file.name.startswith("."):
-                    (pathlib.Path(own) / file.name).symlink_to(file)
+                    shutil.copyfile(file, pathlib.Path(own) / file.name)
             yield pathlib.Path(own)
 
     def log(self, log: Callable[[str], None]) -> Callable[[str], None]:

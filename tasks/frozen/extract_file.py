@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import os
 import pathlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +12,7 @@ import numpy as np
 
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.io.files import atomic_file, sync
+from bert_keras.io.files import atomic_file
 from bert_keras.io.paths import did_you_mean, to_path
 from bert_keras.model.choices import is_mixed, places_of
 from bert_keras.tasks.data.sources import listing, numbered_lines, refuse_forms
@@ -61,11 +60,9 @@ def extract_file(
         return ({TEXT: line.encode()} for _, line in numbered_lines(source))
 
     with writing_cache(part, extractor, examples, shard_examples=shard_examples, progress=progress) as cache:
-        made, vocabulary = part / f"made.{options.format}", units.preprocess.tokenizer.vocabulary
-        with atomic_file(made) as temporary:
+        vocabulary = units.preprocess.tokenizer.vocabulary
+        with atomic_file(output) as temporary:
             WRITERS[options.format](temporary, _records(cache, options.layers, vocabulary))
-        os.replace(made, output)
-        sync(output.parent)
         shutil.rmtree(part)
     return sum(cache.header["shards"])
 

@@ -236,7 +236,7 @@ def _write_manifest(
         shards = [made[number] for number in range(len(made))]
         if len(shards) < len(folder.shards()):
             raise folder.made_from("more text")
-        summary = summarize(shards, settings=job.settings)
+        summary = summarize(shards, settings=job.settings, lone_words=job.lone_words)
     except BertKerasError as error:
         write_json(job.path / WORK / ERROR, {"error": str(error)})
         return

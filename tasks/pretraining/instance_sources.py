@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,13 +18,14 @@ from bert_keras.features import (
     MASKED_LM_IDS,
     MASKED_LM_POSITIONS,
     NEXT_SENTENCE_LABEL,
+    WORD_STARTS,
     WorkerRows,
 )
 from bert_keras.optimization.objectives import Objective, label
 from bert_keras.tasks.hparams import Sampling
 from bert_keras.tasks.pretraining.corpus import Document, HashSplit, digest_documents, shards
 from bert_keras.tasks.pretraining.instance_stream import BEGINNING, InstanceMaker, Place, Segmenter, stream
-from bert_keras.tasks.pretraining.model import check_lengths, check_written, name_set
+from bert_keras.tasks.pretraining.model import check_lengths, check_written, masks_whole_words, name_set
 from bert_keras.tasks.pretraining.recipes import Recipe
 from bert_keras.tasks.pretraining.records import (
     MANIFEST,
@@ -34,6 +35,7 @@ from bert_keras.tasks.pretraining.records import (
     read_records,
 )
 from bert_keras.tasks.pretraining.samplers import SAMPLERS
+from bert_keras.tasks.pretraining.text_counts import TextCounts, count_ids
 from bert_keras.text.tokenizer import Tokenizer
 
 SAMPLE = 1000  # instances to check before training
@@ -68,7 +70,7 @@ class InstanceSource:
         self, *, recipe: Recipe, tokenizer: Tokenizer, vocab_size: int, lengths: Sequence[int]
     ) -> None:
         self.vocab_size = vocab_size
-        self._recipe, self._tokenizer = recipe, tokenizer
+        self.recipe, self._tokenizer = recipe, tokenizer
         ends = recipe.hparams.phase_steps(len(lengths))
         self.phases = [Phase(*one) for one in zip(lengths, [0, *ends], ends, strict=False)]
 
@@ -89,6 +91,12 @@ class InstanceSource:
     def sample(self, phase: int) -> tf.data.Dataset:
         """A sample of a phase's instances, or all if there are few."""
         raise NotImplementedError
+
+    def counts(self, phase: int, columns: Mapping[str, np.ndarray]) -> TextCounts:
+        """Counts of the text that a sample of a phase's instances is from. columns: the sample."""
+        ids = columns[INPUT_WORD_IDS][columns[INPUT_MASK] > 0]
+        special = {*dataclasses.astuple(self._tokenizer.special)} - {self._tokenizer.special.unknown}
+        return count_ids(ids[~np.isin(ids, [*special])], self._tokenizer)
 
     def held_out(self, phase: int) -> tf.data.Dataset | None:
         """Held-out instances of a phase's length, the same for every call; None if there are none."""
@@ -136,7 +144,7 @@ class TextInstances(InstanceSource):
                 self.fingerprint["held_out"] = digest_documents(held_out)
 
     def _sampling(self, phase: int) -> Sampling:
-        return self._recipe.sampling(self.phases[phase].seq_length)
+        return self.recipe.sampling(self.phases[phase].seq_length)
 
     def _stream(self, documents: Iterable[Document], sampling: Sampling, **options: Any) -> tf.data.Dataset:
         maker = InstanceMaker(tokenizer=self._tokenizer, settings=sampling, segment=self._segment)
@@ -145,10 +153,10 @@ class TextInstances(InstanceSource):
     def train(
         self, phase: int, *, skip: int, place: Sequence[int] | None, worker_rows: WorkerRows = ALL_ROWS
     ) -> tf.data.Dataset:
-        start, size = Place(*place) if place else BEGINNING, self._recipe.hparams.batch_size
+        start, size = Place(*place) if place else BEGINNING, self.recipe.hparams.batch_size
         self._places = [start]
         how: Any = {"workers": self._workers, "batch_size": size, "worker_rows": worker_rows}
-        seed, visit = self._recipe.hparams.seed + phase, self._places.append
+        seed, visit = self.recipe.hparams.seed + phase, self._places.append
         instances = self._stream(
             self._documents, self._sampling(phase), seed=seed, start=start, visit=visit, **how
         )
@@ -162,10 +170,19 @@ class TextInstances(InstanceSource):
         del self._places[: len(before) - 1]  # the stream prefetches and appends at the same time
         return before[-1]
 
-    def sample(self, phase: int) -> tf.data.Dataset:
-        sampling, hparams = self._sampling(phase), self._recipe.hparams
+    def _some(self, sampling: Sampling) -> list[Document]:
+        """The first documents, for a sample."""
         least = SAMPLERS[sampling.sampler].documents
-        some = next(shards(self._documents, size=SAMPLE_BYTES, least=least), [])
+        return next(shards(self._documents, size=SAMPLE_BYTES, least=least), [])
+
+    def counts(self, phase: int, columns: Mapping[str, np.ndarray]) -> TextCounts:
+        sampling = self._sampling(phase)
+        maker = InstanceMaker(tokenizer=self._tokenizer, settings=sampling, segment=self._segment)
+        return maker.instances(self._some(sampling), seed=[self.recipe.hparams.seed]).counts
+
+    def sample(self, phase: int) -> tf.data.Dataset:
+        sampling, hparams = self._sampling(phase), self.recipe.hparams
+        some = self._some(sampling)
         found = self._stream(some, sampling, seed=hparams.seed, epochs=1)
         if len(list(found.take(hparams.batch_size))) < hparams.batch_size:
             found = self._stream(self._documents, sampling, seed=hparams.seed, epochs=1)
@@ -239,7 +256,7 @@ class RecordInstances(InstanceSource):
     def train(
         self, phase: int, *, skip: int, place: Sequence[int] | None, worker_rows: WorkerRows = ALL_ROWS
     ) -> tf.data.Dataset:
-        hparams = self._recipe.hparams
+        hparams = self.recipe.hparams
         how: Any = {"batch_size": hparams.batch_size, "worker_rows": worker_rows}
         return read_records(self._sets[phase], tokenizer=self._tokenizer, seed=hparams.seed, skip=skip, **how)
 
@@ -400,5 +417,8 @@ def check_data(
     highest = max(int(columns[name].max()) for name in (INPUT_WORD_IDS, MASKED_LM_IDS) if name in columns)
     if highest >= source.vocab_size:
         raise _wrong_ids(f"{source.wrong(phase)}there is a token of id {highest}", source.vocab_size)
+    lone = masks_whole_words(source.recipe) and WORD_STARTS not in columns
+    for line in source.counts(phase, columns).warnings(whole_word=lone, given="the sampled"):
+        yield f"warning: {line}"
     for one in objectives:
         yield from one.check(columns)

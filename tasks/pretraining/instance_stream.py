@@ -37,6 +37,7 @@ from bert_keras.tasks.pretraining.samplers import (
     check_documents,
     make_instances,
 )
+from bert_keras.tasks.pretraining.text_counts import TextCounts, count_cut, count_ids
 from bert_keras.text.preprocessing import Features, Preprocessor
 from bert_keras.text.rules import BERT_PAIR
 from bert_keras.text.tokenizer import Tokenizer
@@ -61,14 +62,26 @@ class InstanceMaker:
     settings: Sampling
     segment: Segmenter | None = None
 
-    def instances(self, texts: Iterable[Document], *, seed: Sequence[int]) -> tuple[Instances, int]:
-        """A shard's instances, and the number of skipped chunks."""
+    def instances(self, texts: Iterable[Document], *, seed: Sequence[int]) -> "MadeInstances":
+        """A shard's instances, and counts of what is not in them."""
         documents = tokenize_documents(texts, self.tokenizer, segment=self.segment)
         # The samplers count one separator after each segment.
         segments, settings = SEGMENTS[self.settings.sampler], self.settings
         more = self.tokenizer.pair.added(segments) - BERT_PAIR.added(segments)
         shorter = dataclasses.replace(settings, seq_length=settings.seq_length - more)
-        return make_instances(documents, seed=seed, settings=shorter, separator=self.tokenizer.special.end)
+        separator = self.tokenizer.special.end
+        made, skipped = make_instances(documents, seed=seed, settings=shorter, separator=separator)
+        cut = count_cut(documents, made, separator=separator, passes=settings.dupe_factor)
+        counts = count_ids(documents.ids % WORD_START, self.tokenizer)._replace(cut=cut)
+        return MadeInstances(made, skipped, counts)
+
+
+class MadeInstances(NamedTuple):
+    """The instances of a shard, the number of skipped chunks, and the counts of the tokens of its text."""
+
+    instances: Instances
+    skipped: int
+    counts: TextCounts
 
 
 def describe_segmenter(segment: Segmenter) -> str:
@@ -207,7 +220,7 @@ def _sampler(maker: InstanceMaker, seed: int) -> Callable[..., tuple[int, int, I
     """A function of a shard: (epoch, number, texts) -> (epoch, number, instances), which are arrays, quick to send."""
 
     def sample(epoch: int, shard: int, texts: Sequence[Document]) -> tuple[int, int, Instances]:
-        return epoch, shard, maker.instances(texts, seed=[seed, epoch, shard])[0]
+        return epoch, shard, maker.instances(texts, seed=[seed, epoch, shard]).instances
 
     return sample
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import pathlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -60,7 +61,7 @@ class PretrainingMonitor(Monitor):
         self._path, self._inputs, self._workers = path, inputs, workers
         self._log_line = log
         self._writer = tf.summary.create_file_writer(str(path / LOGS))
-        self.history: list[dict[str, float]] = []
+        self.history: list[dict[str, Any]] = []
         self.step = 0
         self._phase = 0
         self._since = time.monotonic()
@@ -125,7 +126,9 @@ class PretrainingMonitor(Monitor):
         self._add({"learning_rate": rate, "tokens_per_second": tokens / seconds, **measures})
 
     def _add(self, measures: dict[str, float]) -> None:
-        self.history.append({"step": self.step, **measures})
+        # JSON has no NaN, which is the mean of an objective without a label since the last log.
+        known = {name: None if math.isnan(value) else value for name, value in measures.items()}
+        self.history.append({"step": self.step, **known})
         with self._writer.as_default():
             for name, value in measures.items():
                 tf.summary.scalar(name, value, step=self.step)
@@ -178,11 +181,12 @@ def draw_curves(history: Sequence[Mapping[str, float]], path: pathlib.Path) -> N
     measures = dict.fromkeys(itertools.chain(*history))
     for axes, title in zip(figure.subplots(1, 2), ("loss", "accuracy"), strict=True):
         for name in (name for name in measures if name.endswith(f"_{title}")):
-            steps, values = zip(*((row["step"], row[name]) for row in history if name in row), strict=True)
+            rows = [(row["step"], row[name]) for row in history if row.get(name) is not None]
+            steps, values = zip(*rows, strict=True) if rows else ((), ())
             style = "o--" if name.startswith("held_out_") else "-"
             axes.plot(steps, values, style, markersize=3, label=name)
         axes.set(xlabel="step", title=title)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
-    with atomic_file(path) as temporary:  # a worker's folder has links to the files of the run
+    with atomic_file(path) as temporary:
         figure.savefig(temporary, dpi=120, format=path.suffix[1:])

@@ -206,8 +206,15 @@ def _held_out(
     if multiple_of >= HELD_OUT_BATCH:
         batches = set_row_count(batches, multiple_of)
     batches = batches.cache()
+    count, totals = 0, dict.fromkeys((one.name for one in objectives), 0.0)
     with source.reading(None):
-        count = sum(1 for _ in batches)
+        for _, _, weights in batches:
+            count += 1
+            totals = {name: total + float(tf.reduce_sum(weights[name])) for name, total in totals.items()}
+    if count and (nothing := [name for name, total in totals.items() if not total]):
+        raise BertKerasError(
+            f"the held-out data has nothing for {nothing[0]} to predict, such as [UNK] alone; hold out other text."
+        )
     if not count:
         raise BertKerasError(
             "the held-out data gives no instances; hold out more documents, or documents with several lines, separated by "

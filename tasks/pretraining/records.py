@@ -43,6 +43,7 @@ from bert_keras.io.json_files import (
 )
 from bert_keras.io.paths import did_you_mean, to_path
 from bert_keras.tasks.hparams import SEGMENTS, Sampling
+from bert_keras.tasks.pretraining.text_counts import TextCounts
 from bert_keras.text.preprocessing import Features, own_rows
 from bert_keras.text.tokenizer import Tokenizer
 
@@ -69,6 +70,7 @@ class Shard(NamedTuple):
     positions: number of positions without padding, over all instances
     ones: number of labels that are 1
     skipped: number of chunks of one segment, which give no instance
+    tokens, unknown, cut, lone: as in TextCounts; 0 in the manifests of versions that did not count them
     """
 
     bytes: int
@@ -79,6 +81,10 @@ class Shard(NamedTuple):
     ones: int
     skipped: int
     sha256: str
+    tokens: int = 0
+    unknown: int = 0
+    cut: int = 0
+    lone: int = 0
 
     def is_written(self, file: pathlib.Path) -> bool:
         """True if a file has this content."""
@@ -94,6 +100,7 @@ class Summary(NamedTuple):
     padding: the fraction of positions that are padding
     skipped: number of chunks of one segment, which give no instance
     warnings: likely mistakes, one sentence for each
+    tokens, unknown, cut: as in TextCounts
     """
 
     documents: int
@@ -103,6 +110,9 @@ class Summary(NamedTuple):
     padding: float
     skipped: int
     warnings: tuple[str, ...]
+    tokens: int = 0
+    unknown: int = 0
+    cut: int = 0
 
 
 class InstancesFolder(Folder):
@@ -167,7 +177,7 @@ def read_manifest(path: str | pathlib.Path) -> dict[str, Any]:
     count = integer(0, 2**63 - 1)
     for number, shard in enumerate(manifest[SHARDS]):
         shard_kinds = dict.fromkeys(Shard._fields, count) | {"text": TEXT, "sha256": TEXT}
-        checked_fields(shard, shard_kinds, where=f"{file}: {SHARDS}[{number}]")
+        checked_fields(shard, shard_kinds, where=f"{file}: {SHARDS}[{number}]", optional=TextCounts._fields)
     return manifest
 
 
@@ -187,8 +197,11 @@ def shard_name(number: int, *, compress: bool) -> str:
     return f"{number:05d}.tfrecord{'.gz' if compress else ''}"
 
 
-def summarize(shards: Sequence[Shard], *, settings: Sampling) -> Summary:
-    """The summary of all shards. Raises ValueError if there is no instance."""
+def summarize(shards: Sequence[Shard], *, settings: Sampling, lone_words: bool = False) -> Summary:
+    """The summary of all shards. Raises ValueError if there is no instance, or no token to predict.
+
+    lone_words: words are masked whole, and no segmenter says where they are
+    """
     documents, instances, positions, ones, skipped = (
         sum(getattr(shard, name) for shard in shards)
         for name in ("documents", "instances", "positions", "ones", "skipped")
@@ -205,9 +218,11 @@ def summarize(shards: Sequence[Shard], *, settings: Sampling) -> Summary:
             f"{rate:.1%} of the labels are 1, expected about 50 %: in short documents, the last line often has no next line; "
             "use blank lines only between documents, not between sentences, or set strict."
         )
+    counts = TextCounts(*(sum(getattr(shard, name) for shard in shards) for name in TextCounts._fields))
+    warnings += [f"{line}." for line in counts.warnings(whole_word=lone_words)]
     length = positions / instances
     padding = 1 - length / settings.seq_length
-    return Summary(documents, instances, rate, length, padding, skipped, tuple(warnings))
+    return Summary(documents, instances, rate, length, padding, skipped, tuple(warnings), *counts[:3])
 
 
 # -----------------------------------------------------------------------------------------------------------

@@ -75,6 +75,11 @@ class Job:
         if self.masking is not None:
             check_segments_are_read(self.segment, whole_word=self.masking.whole_word)
 
+    @property
+    def lone_words(self) -> bool:
+        """True where words are masked whole and no segmenter says where they are."""
+        return self.masking is not None and self.masking.whole_word and self.segment is None
+
     def fingerprint(self) -> dict[str, Any]:
         """Everything that decides the instances of a text, plain JSON."""
         tokenizer, segment = self.make_tokenizer(), self.segment
@@ -114,7 +119,7 @@ class ShardWriter:
 
     def __call__(self, number: int, texts: Sequence[Document]) -> Shard:
         job = self.job
-        made, skipped = self._maker.instances(texts, seed=[job.seed, number])
+        made, skipped, counts = self._maker.instances(texts, seed=[job.seed, number])
         target = job.path / shard_name(number, compress=job.compress)
         compression = "GZIP" if job.compress else ""
         instances = positions = ones = 0
@@ -135,6 +140,7 @@ class ShardWriter:
             ones=ones,
             skipped=skipped,
             sha256=digest_file(target),
+            **counts._asdict(),
         )
 
 
@@ -256,6 +262,6 @@ def write_records(
             progress(shard.documents)
         if len(made) < len(known):
             raise folder.made_from("more text")
-        summary = summarize(made, settings=job.settings)
+        summary = summarize(made, settings=job.settings, lone_words=job.lone_words)
         folder.write(fingerprint, made, summary)
     return summary

@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 
+from bert_keras.checkpoints.weights import check_weights
 from bert_keras.errors import BertKerasError, first_names
 from bert_keras.fields import checked_value
 from bert_keras.model.feature_bilstm import bilstm_of
@@ -101,6 +102,7 @@ def _model_at(problem: Problem, model: keras.Model, precision: str) -> keras.Mod
         )
     for variable in made.weights:
         variable.assign(keras.ops.cast(values[variable.path], variable.dtype))
+    check_weights(made.weights, where=f" in {precision}")
     freeze(made, frozen_layers(model))
     return made
 

@@ -16,6 +16,7 @@ import keras
 
 from bert_keras import checkpoints
 from bert_keras.checkpoints.hugging_face import TOP
+from bert_keras.checkpoints.weights import check_weights
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.fields import field_types, flag_of
@@ -227,7 +228,9 @@ def load_file(path: pathlib.Path, *, compile: bool = True, safe_mode: bool = Tru
         raise MissingFileError(f"no such file: {path}{did_you_mean(path)}.")
     if not zipfile.is_zipfile(path):
         raise BertKerasError(f"{path} is no Keras file, or is cut short; save the model again.")
-    return keras.saving.load_model(path, compile=compile, safe_mode=safe_mode)
+    model = keras.saving.load_model(path, compile=compile, safe_mode=safe_mode)
+    check_weights(model.weights, where=f" in {path}")
+    return model
 
 
 def _run_of_file(path: pathlib.Path, data: str | pathlib.Path | None) -> Run:

@@ -16,18 +16,18 @@ import tensorflow as tf
 from sklearn.utils.class_weight import compute_class_weight
 
 from bert_keras.errors import BertKerasError
-from bert_keras.features import ALL_ROWS, EXAMPLE_INDEX, WorkerRows
+from bert_keras.features import ALL_ROWS, ENCODER_INPUTS, EXAMPLE_INDEX, WorkerRows
 from bert_keras.io.files import data_errors
 from bert_keras.model.feature_bilstm import bilstm_of
 from bert_keras.optimization.replicas import check_order, chooses_parts, count_workers
 from bert_keras.tasks.batches import count, dataset, featurized
-from bert_keras.tasks.data.columns import class_resolver, list_values
+from bert_keras.tasks.data.columns import class_resolver, float32_column, list_values
 from bert_keras.tasks.data.glue import LABEL
 from bert_keras.tasks.devices.strategies import divided, padded_for, rows_for
 from bert_keras.tasks.devices.workers import Workers
 from bert_keras.tasks.strings import text_data
 from bert_keras.tasks.strings.text_data import SAMPLE_WEIGHT, get_batch_size, has_features, raw_columns
-from bert_keras.tasks.task import Features, Problem, Raw, model_inputs
+from bert_keras.tasks.task import Features, Problem, Raw, checked_inputs, model_inputs
 from bert_keras.tasks.training.task_model import start_at_scores
 from bert_keras.text.preprocessing import Preprocessor
 
@@ -83,10 +83,32 @@ def make_batches(model: Any, given: Given, **options: Any) -> Any:
             raise BertKerasError(
                 f"{named[0]} does not apply to a data set of features; put it into the data set."
             )
-        return x
+        return checked_features(model, x)
     rows = rows_for(model.distribute_strategy, get_batch_size(options["batch_size"]))
     preprocess = padded_for(model.distribute_strategy, model.preprocess)
     return text_batches(model.problem, preprocess, x, y, sample_weight, multiple_of=rows, **options)
+
+
+def checked_features(model: Any, x: Any) -> Any:
+    """Features as Keras takes them, which are checked by `checked_inputs`: arrays now, a data set when it is read."""
+    config = model.encoder.config
+
+    def check(features: Mapping[str, Any]) -> Features:
+        features = {name: tf.convert_to_tensor(value) for name, value in features.items()}
+        for name in ENCODER_INPUTS:
+            given = features[name].dtype if name in features else None
+            if given is None or not given.is_integer:
+                raise BertKerasError(
+                    f"{name} is {given.name if given else 'missing'}; give whole numbers, such as int32."
+                )
+        return checked_inputs(features, config)
+
+    if isinstance(x, tf.data.Dataset):
+        alone = not isinstance(x.element_spec, tuple)
+        return x.map(lambda features, *rest: check(features) if alone else (check(features), *rest))
+    if isinstance(x, Mapping):
+        check(x)
+    return x  # a data set that was divided among the replicas
 
 
 def make_training_data(
@@ -300,9 +322,9 @@ def make_class_weights(
             raise BertKerasError(
                 f"class_weight has {len(listed)} weights; give one for each of {', '.join(names)}, in this order."
             )
-        return tf.constant(text_data.check_weights(listed, "class_weight"))
+        return tf.constant(float32_column(listed, least=0, where="class_weight"))
     weights = np.ones(len(names), np.float32)
-    known = text_data.check_weights([*given.values()], "class_weight")
+    known = float32_column([*given.values()], least=0, where="class_weight")
     resolve, seen = class_resolver(names), dict[int, Any]()
     for label, weight in zip(given, known, strict=True):
         if (found := resolve(label)) is None:

@@ -17,7 +17,7 @@ from bert_keras.features import INPUT_WORD_IDS, RENAMED, check_names
 from bert_keras.fields import checked_value
 from bert_keras.io.files import data_errors
 from bert_keras.tasks.batches import EMPTY, Examples
-from bert_keras.tasks.data.columns import list_values
+from bert_keras.tasks.data.columns import float32_column, list_values
 from bert_keras.tasks.data.glue import LABEL
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.task import Problem, Raw
@@ -27,7 +27,6 @@ SAMPLE_WEIGHT = "sample_weight"
 BATCH_SIZE = Hparams.batch_size
 DATA_SETS = (tf.data.Dataset, tf.distribute.DistributedDataset)  # the latter only of features
 MANY = 20  # texts whose classes are in blocks because somebody sorted them
-LARGEST = float(np.finfo(np.float32).max)
 CUT_SAMPLE = 1_000  # examples that are looked at for texts that are cut
 
 
@@ -100,7 +99,9 @@ def raw_columns(
     columns = problem.given(x)
     added = problem.targets(y, columns)
     if sample_weight is not None:
-        added[SAMPLE_WEIGHT] = check_weights(list_values(sample_weight), "sample_weight, row {}")
+        added[SAMPLE_WEIGHT] = float32_column(
+            list_values(sample_weight), least=0, where="sample_weight, row {}"
+        )
     count = len(next(iter(columns.values())))
     for name, column in added.items():
         if len(column) != count:
@@ -117,16 +118,6 @@ def _refuse_distributed(x: Any) -> None:
             "a distributed data set of texts was given; give the tf.data.Dataset itself: the model tokenizes it and divides its "
             "batches among the replicas."
         )
-
-
-def check_weights(values: Sequence[Any], where: str) -> np.ndarray:
-    """Weights float32 [N]. Raises BertKerasError for one that is negative or not a finite number in float32."""
-    for row, value in enumerate(values):
-        if not isinstance(value, int | float | np.number) or not 0 <= value <= LARGEST:
-            raise BertKerasError(
-                f"{where.format(row)}: {value!r} is not a weight; give a number from 0 to {LARGEST:.1e}, the largest in float32."
-            )
-    return np.array(values, np.float32)
 
 
 def cut_texts(problem: Problem, preprocess: Preprocessor, raw: Mapping[str, Any]) -> str:

@@ -32,7 +32,7 @@ from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.runs.run_folder import Run
 from bert_keras.tasks.strings import text_batches, text_model_parts
 from bert_keras.tasks.strings.text_data import get_batch_size, has_features, has_text, text_examples
-from bert_keras.tasks.task import Arrays, Features, Problem, with_label_names
+from bert_keras.tasks.task import Arrays, Features, Problem, graph_errors, with_label_names
 from bert_keras.tasks.training.task_model import (
     encoder_of,
     freeze,
@@ -296,6 +296,8 @@ class TextModel(text_model_parts.Described, TrainingSteps, keras.Model):
                 return_dict=True,
                 **kwargs,
             )
+            if not kwargs.get("_use_cached_eval_dataset"):  # `fit` shows a loss that is not finite
+                text_model_parts.check_measures(self, logs)
             logs |= {} if measures is None else measures()
         return logs if return_dict else self._flatten_metrics_in_order(logs)
 
@@ -330,9 +332,11 @@ class TextModel(text_model_parts.Described, TrainingSteps, keras.Model):
         Each replica of the model's strategy computes its rows. Several workers must all call it, with the same texts.
         """
         if has_features(x):
-            return super().predict(
-                x, batch_size=batch_size, verbose=verbose, steps=steps, callbacks=callbacks
-            )
+            with graph_errors():
+                outputs = super().predict(
+                    text_batches.checked_features(self, x), batch_size, verbose, steps, callbacks
+                )
+            return text_model_parts.checked_logits(outputs)
         if callbacks is not None:
             raise BertKerasError("predict() of texts takes no callbacks; leave them out.")
         size = get_batch_size(batch_size)

@@ -3,6 +3,8 @@
 import os
 import pathlib
 import sys
+import time
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,8 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras import checkpoints
+from bert_keras.checkpoints.weights import check_weights
 from bert_keras.cli.console import shows_bars
 from bert_keras.errors import BertKerasError, MissingFileError, TakenError
+from bert_keras.features import NOT_FINITE
 from bert_keras.io.files import atomic_file
 from bert_keras.io.folders import atomic_folder
 from bert_keras.io.paths import to_path
@@ -21,7 +25,7 @@ from bert_keras.tasks.batches import predictor
 from bert_keras.tasks.frozen.row_vectors import on_vectors
 from bert_keras.tasks.problems.embedding import Embedding
 from bert_keras.tasks.runs.run_folder import KERAS, TASKS, save_run
-from bert_keras.tasks.task import Problem, Raw, Task, model_inputs
+from bert_keras.tasks.task import Problem, Raw, Task, checked_outputs, graph_errors, model_inputs
 from bert_keras.tasks.training.task_model import OPTIMIZER_SETTINGS, frozen_layers, heads_of
 
 NO_VOCABULARY = (
@@ -148,6 +152,23 @@ def list_records(task: Task, predictions: Mapping[str, np.ndarray]) -> list[dict
     return [task.record({name: values[i] for name, values in predictions.items()}) for i in range(count)]
 
 
+def check_measures(model: Any, logs: Mapping[str, Any]) -> None:
+    """Raises BertKerasError for a loss that is not finite, and for one of nothing: the mean over no weight is not 0."""
+    if any(one.name == "loss" and not float(getattr(one, "count", 1)) for one in model.metrics):
+        raise BertKerasError(
+            "no label has a weight over 0, so nothing was measured; give other labels or weights."
+        )
+    if not np.isfinite(loss := logs.get("loss", 0.0)):
+        raise BertKerasError(f"the loss is {loss}: {NOT_FINITE}; train it again with a lower learning rate.")
+
+
+def checked_logits(outputs: Any) -> Any:
+    """Arrays of a model's outputs, unchanged. Raises BertKerasError for numbers that are not finite."""
+    with graph_errors():
+        checked_outputs(keras.tree.map_structure(tf.convert_to_tensor, outputs))
+    return outputs
+
+
 def choose_verbosity(verbose: Any) -> Any:
     """Keras' "auto" with lines in place of a bar where no bar can be drawn: Keras fills logs with control characters."""
     if verbose != "auto":
@@ -180,7 +201,7 @@ def save_model(
     if path.suffix == KERAS:
         if not path.parent.is_dir():
             raise MissingFileError(f"there is no folder {path.parent} for {path.name}; make it first.")
-        _write_file(path, overwrite=overwrite is not False, zipped=zipped, write=write)
+        _write_file(model, path, overwrite=overwrite is not False, zipped=zipped, write=write)
         return
     if path.suffix:
         raise BertKerasError(f"{path} ends in {path.suffix}; give a name that ends in .keras, or a folder.")
@@ -204,20 +225,24 @@ def save_model(
 
 
 def _write_file(
-    path: pathlib.Path, *, overwrite: bool, zipped: bool | None, write: Callable[..., None]
+    model: Any, path: pathlib.Path, *, overwrite: bool, zipped: bool | None, write: Callable[..., None]
 ) -> None:
     if not overwrite and path.exists():
         raise TakenError(f"{path} is there already; give another name, or overwrite=True.")
+    check_weights(model.weights, where=f", to be written to {path},")
     if zipped is False:  # a folder, which Keras writes in place
         write(path, overwrite=overwrite, zipped=zipped)
         return
     with atomic_file(path) as temporary:
-        written = temporary.with_name(f"{temporary.name}{path.suffix}")  # Keras wants the suffix
-        try:
-            write(written, zipped=zipped)
-            os.replace(written, temporary)
-        finally:
-            written.unlink(missing_ok=True)
+        if time.localtime().tm_year >= 1980:
+            write(temporary, zipped=zipped)
+            return
+        # Zip files know no earlier date, which Keras' own zip would have.
+        unpacked = temporary.with_name("unpacked")
+        write(unpacked, zipped=False)
+        with zipfile.ZipFile(temporary, "w", strict_timestamps=False) as archive:
+            for file in sorted(unpacked.rglob("*")):
+                archive.write(file, file.relative_to(unpacked))
 
 
 def load_problem(kept: Mapping[str, Any]) -> Task:

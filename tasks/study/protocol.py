@@ -428,7 +428,10 @@ def submit(
             temporary.write_text("".join(lines), encoding="utf-8")
     if files:
         archive = output / "submission.zip"
-        with atomic_file(archive) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as made:
+        with (
+            atomic_file(archive) as temporary,
+            zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as made,
+        ):
             for file in files:
                 made.write(file, file.name)
         log(f"{len(files)} of the leaderboard's {len(SUBMISSION)} files are in {archive}")

@@ -16,6 +16,7 @@ import safetensors
 import safetensors.numpy
 import tensorflow as tf
 
+from bert_keras.checkpoints.weights import check_weights, refuse_not_finite
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, first_names
 from bert_keras.features import POOLED_OUTPUT, SEQUENCE_OUTPUT
@@ -222,7 +223,11 @@ def paths_of(layers: Iterable[keras.layers.Layer]) -> dict[str, keras.Variable]:
 
 
 def write_weights(path: pathlib.Path, variables: Mapping[str, keras.Variable]) -> None:
-    """Writes variables by name. Raises OSError if the disk is full; an earlier file stays."""
+    """Writes variables by name. Raises BertKerasError for numbers that are not finite, OSError if the disk is full.
+
+    An earlier file stays.
+    """
+    check_weights(variables.values(), where=f", to be written to {path},")
     with atomic_file(path) as temporary:
         safetensors.numpy.save_file(
             {name: np.asarray(variable) for name, variable in variables.items()}, temporary
@@ -248,7 +253,6 @@ def read_weights(path: pathlib.Path, variables: Mapping[str, keras.Variable], *,
                 f"{path} has {name} of shape {None if found is None else list(found.shape)}; "
                 f"{wanted_by} expects {list(variable.shape)}."
             )
-        if not np.isfinite(found).all():
-            raise BertKerasError(f"{path}: {name} has NaN or infinite numbers; train again.")
+        refuse_not_finite(found, named=f"{path}: {name}")
     for name, variable in variables.items():
         variable.assign(weights[name])
