@@ -134,7 +134,7 @@ TASK_FAULTS = [
     ("text-classification", GLUE | {"text": []}, r"text is \(\); .* one or two names"),
     ("text-classification", GLUE | {"labels": ["a"]}, "labels is .*; .* two or more"),
     ("text-classification", GLUE | {"labels": ["a", "b", "c"]}, "labels is .*; .* those of its data set"),
-    ("text-classification", GLUE | {"measures": ["x"]}, "measures is .*; wanted a list, each item one of"),
+    ("text-classification", GLUE | {"measures": ["x"]}, "measure 'x' does not fit these labels; give one of accuracy"),
     ("text-classification", GLUE | {"label_type": "set"}, "label_type is 'set'; wanted one of class, score, multi"),
     ("text-classification", GLUE | {"text_column": [None]}, "text_column is .*; wanted a list, each item text"),
     ("text-classification", GLUE | {"text_column": ["a", "b"]}, "text_column is a, b; sst2 reads 1"),
