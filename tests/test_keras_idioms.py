@@ -294,6 +294,7 @@ def _(folder):
     before = answers(model)
     quantize(model)
     assert 0 < np.abs(answers(model) - before).max() < 0.1
+    model.compile("sgd")  # the state of the first optimizer does not fit the merged model
     # The int8 of the merged kernels, as NumPy rounds them again in the file.
     np.testing.assert_allclose(answers(reloaded(model, folder)), answers(model), atol=1e-6)
 
