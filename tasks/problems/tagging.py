@@ -4,7 +4,6 @@ Tags are read in IOB1, IOB2 or BIOES; the model learns IOB2. The first token of 
 shows it with the most context (Devlin et al. 2019, sec. 5.3: no CRF, the maximal document context).
 """
 
-import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,6 +12,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from bert_keras.checkpoints.checkpoint import Checkpoint
+from bert_keras.checkpoints.labels import own_labels
 from bert_keras.errors import BertKerasError
 from bert_keras.features import EXAMPLE_INDEX, SEQUENCE_OUTPUT, WORD_INDEX
 from bert_keras.fields import field_types, names_of
@@ -29,17 +30,24 @@ from bert_keras.tasks.metrics import ERRORS_SHOWN, Table, plain
 from bert_keras.tasks.options import TAGGING_DEFAULTS, TaggingOptions
 from bert_keras.tasks.task import Arrays, Features, Raw, Task
 from bert_keras.text.preprocessing import Preprocessor
+from bert_keras.text.tokenizer import Tokenizer
 from bert_keras.text.words import TEXT, TOKENS, find_words, split_words, take_text
 
 TAGS = "tags"
+# Where a word of raw text starts: by rules of white space and punctuation, as in CoNLL's files; or at each token that continues
+# no other, as transformers' pipelines have it.
+WORDS_OF_TEXT, WORDS_OF_TOKENS = "text", "tokens"
+# Bytes of the words of tokens, int32 [B, N], -1 in padding.
+TOKEN_WORDS = ("token_word_starts", "token_word_ends")
 ENTITY = ("entity_text", "entity_label", "entity_start_byte", "entity_end_byte", "entity_score")
 
 
 class Tagging(Task):
     """Named entity recognition on files in CoNLL's format.
 
-    labels: IOB2 tags, "O" first
+    labels: IOB2 tags, "O" first; or the tags of a checkpoint as they are
     scheme: a key of SCHEMES, the scheme of the files
+    words: the words of raw text, WORDS_OF_TEXT or WORDS_OF_TOKENS
     context: "document" reads a sentence within its document, "sentence" reads it alone
     doc_stride: tokens from the start of one window to the start of the next
     source: a folder of FILES, one file, or a file for each split; None for TensorFlow Datasets
@@ -49,12 +57,18 @@ class Tagging(Task):
 
     kind = "tagging"
     names = ("conll2003",)
+    head = "classifier"
+    architectures = ("ForTokenClassification",)
     options = names_of(TaggingOptions)
     outputs = (SEQUENCE_OUTPUT,)
     measure = "f1"
     windowed = True
     lists = {"entity": "entity_start_byte"}
-    kinds = {"scheme": one_of(SCHEMES), **field_types(TaggingOptions)}
+    kinds = {
+        "scheme": one_of(SCHEMES),
+        "words": one_of((WORDS_OF_TEXT, WORDS_OF_TOKENS)),
+        **field_types(TaggingOptions),
+    }
 
     def __init__(
         self,
@@ -63,12 +77,13 @@ class Tagging(Task):
         scheme: str,
         context: str = TaggingOptions.context,
         doc_stride: int = TaggingOptions.doc_stride,
+        words: str = WORDS_OF_TEXT,
         source: Source | None = None,
         name: str = "conll2003",
     ) -> None:
         TaggingOptions(context=context, doc_stride=doc_stride)
         self.name, self.source = name, source
-        self.label_names, self.scheme = tuple(labels), scheme
+        self.label_names, self.scheme, self.words = tuple(labels), scheme, words
         self.context, self.doc_stride = context, doc_stride
         self.defaults = TAGGING_DEFAULTS[context]
 
@@ -90,6 +105,14 @@ class Tagging(Task):
         made = cls([OUTSIDE, *sorted(labels)], scheme=scheme, source=source, name=name, **options)
         made._units(corpus)  # refuses unmarked documents before any training
         return made
+
+    @classmethod
+    def from_checkpoint(
+        cls, checkpoint: Checkpoint, source: Source | None = None, **options: Any
+    ) -> "Tagging":
+        """The tags of a checkpoint as they are, for words of its tokens."""
+        labels = own_labels(checkpoint, cls.head)
+        return cls(labels, scheme="IOB2", words=WORDS_OF_TOKENS, source=source, **options)
 
     def _units(self, corpus: Corpus) -> list[list[Sentence]]:
         """The documents or single sentences that are examples. Raises BertKerasError for unmarked documents."""
@@ -155,9 +178,14 @@ class Tagging(Task):
         return {TAGS: _join_words(tags, "tag")}
 
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
-        """Windows of the text with `word_index`: raw [B] -> [W, S]."""
-        starts, _ = find_words(raw)
-        return preprocess.words(take_text(raw), starts, doc_stride=self.doc_stride)
+        """Windows of the text with `word_index`: raw [B] -> [W, S]; words of tokens with TOKEN_WORDS."""
+        text = take_text(raw)
+        if self.words == WORDS_OF_TEXT or TOKENS in raw:
+            return preprocess.words(text, find_words(raw)[0], doc_stride=self.doc_stride)
+        spans = find_words_of_tokens(text, preprocess.tokenizer)
+        features = preprocess.words(text, spans[0], doc_stride=self.doc_stride)
+        padded = (tf.ensure_shape(span.to_tensor(-1), [None, None]) for span in spans)
+        return features | dict(zip(TOKEN_WORDS, padded, strict=True))
 
     def look_up_labels(self, raw: Raw) -> tf.RaggedTensor:
         """The label ids of the words: ragged int32 [B, (N)], -1 for a tag that `label_names` lacks."""
@@ -193,7 +221,8 @@ class Tagging(Task):
         letters = Letters(take_text(raw))
         words = decode_words(outputs, features, raw, letters)
         between = tf.where(words.first_in_row, "", tf.where(words.first_in_sentence, "\n", " "))
-        tags = between + tf.gather(tf.constant(self.label_names), words.labels)
+        names = tf.gather(tf.constant(self.label_names), words.labels)
+        tags = between + tf.where(words.scores > 0, names, OUTSIDE)
         rows, count = words.starts.value_rowids(), words.starts.nrows()
         joined = tf.strings.unsorted_segment_join(tags, rows, num_segments=count)
         return {TAGS: joined} | decode_entities(words, self.label_names, letters)
@@ -201,7 +230,7 @@ class Tagging(Task):
     def evaluate(self, predictions: Arrays, raw: Arrays) -> Iterator[tuple[str, float]]:
         """Yields F1, precision and recall of entities, and the accuracy of tags."""
         gold, predicted = _split_sentences(raw[TAGS]), _split_sentences(predictions[TAGS])
-        scores = metrics.entity_scores(gold, predicted)
+        scores = metrics.entity_scores(*map(_as_entities, (gold, predicted)))
         yield "f1", scores.f1
         yield "precision", scores.precision
         yield "recall", scores.recall
@@ -227,7 +256,7 @@ class Tagging(Task):
     def report(self, predictions: Arrays, raw: Arrays) -> Iterator[Table]:
         """F1 by type, and the most confident wrong entities."""
         gold, predicted = _split_sentences(raw[TAGS]), _split_sentences(predictions[TAGS])
-        by_type = metrics.entity_scores_by_type(gold, predicted)
+        by_type = metrics.entity_scores_by_type(*map(_as_entities, (gold, predicted)))
         columns = ("type", "f1", "precision", "recall", "entities")
         rows = [(kind, s.f1, s.precision, s.recall, s.entities) for kind, s in by_type.items()]
         yield Table("entities by type", columns, rows)
@@ -238,7 +267,8 @@ class Tagging(Task):
         """Yields each wrong entity: its score, text, type, and the gold tags of its words."""
         for i, (gold, predicted) in enumerate(zip(raw[TAGS], predictions[TAGS], strict=True)):
             column = 0  # decoded entities have the order of the words
-            for truth, guess in zip(_split_sentences([gold]), _split_sentences([predicted]), strict=True):
+            pairs = (_as_entities(_split_sentences([tags])) for tags in (gold, predicted))
+            for truth, guess in zip(*pairs, strict=True):
                 right = conll.find_entities(truth)
                 for entity in conll.find_entities(guess):
                     if entity not in right:
@@ -255,10 +285,10 @@ class Tagging(Task):
         kept = checked_fields(
             kept, {"name": one_of(cls.names), "labels": list_of(WORD), **cls.kinds}, where="task"
         )
-        labels = [OUTSIDE, *(label for label in kept["labels"] if re.fullmatch("[BI]-.+", label, re.DOTALL))]
-        if list(kept["labels"]) != labels or len({*labels}) < len(labels):
+        labels = list(kept["labels"])
+        if len({*labels}) < len(labels) or len(labels) < 2 or any(tag.split() != [tag] for tag in labels):
             raise BertKerasError(
-                f"task: labels is {shortened(kept['labels'])}; expected {OUTSIDE!r} first, then B-TYPE and I-TYPE, each once."
+                f"task: labels is {shortened(labels)}; expected two or more tags without white space, each once."
             )
         return cls(source=source, **kept)
 
@@ -287,8 +317,34 @@ def _split_sentences(tags: Iterable[bytes]) -> list[list[str]]:
     return [sentence.split(" ") for text in tags for sentence in text.decode().split("\n")]
 
 
+def type_of(tag: str) -> str:
+    """The type of the entities of a tag, the text after its first hyphen; "O" has the type "O"."""
+    return tag.partition("-")[2] or tag
+
+
+def _as_entities(sentences: list[list[str]]) -> list[list[str]]:
+    """Tags that measures read as entities: a tag of no scheme is a type that continues itself."""
+    return [
+        [tag if tag == OUTSIDE or conll.find_entities([tag]) else f"I-{tag}" for tag in sentence]
+        for sentence in sentences
+    ]
+
+
 # -----------------------------------------------------------------------------------------------------------
 # Decoding, in graph: logits of tokens into the tags of words, and these into entities
+
+
+def find_words_of_tokens(text: tf.Tensor, tokenizer: Tokenizer) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
+    """The words of text, string [B], that a tokenizer makes: starts and ends, ragged int32 [B, (N)], bytes."""
+    ids, starts, ends = tokenizer.tokenize_with_offsets(text)
+    rows = ids.value_rowids()
+    first = tf.not_equal(rows, tf.concat([[-1], rows[:-1]], axis=0))
+    opens = [text.startswith(b" ") for text in tokenizer.texts]
+    begins = first | tf.gather(tf.constant(opens), ids.values)
+    last = tf.concat([begins[1:], [True]], axis=0)[: tf.size(begins)]
+    return tf.ragged.boolean_mask(starts, ids.with_values(begins)), tf.ragged.boolean_mask(
+        ends, ids.with_values(last)
+    )
 
 
 class TaggedWords(NamedTuple):
@@ -310,7 +366,10 @@ def decode_words(outputs: tf.Tensor, features: Features, raw: Raw, letters: "Let
     """Logits float32 [W, S, C] -> the words of the batch. A word without a token gets label 0 and score 0."""
     at = tf.where(features[WORD_INDEX] >= 0)
     best = tf.gather_nd(tf.nn.softmax(outputs), at)  # [P, C], for the words with a token
-    starts, ends = find_words(raw)
+    if TOKEN_WORDS[0] in features:
+        starts, ends = (tf.RaggedTensor.from_tensor(features[name], padding=-1) for name in TOKEN_WORDS)
+    else:
+        starts, ends = find_words(raw)
     row = tf.gather(features[EXAMPLE_INDEX], at[:, 0])
     word = tf.gather(starts.row_starts(), row) + tf.cast(tf.gather_nd(features[WORD_INDEX], at), tf.int64)
     size = tf.shape(starts.values, out_type=tf.int64)
@@ -327,11 +386,18 @@ def decode_words(outputs: tf.Tensor, features: Features, raw: Raw, letters: "Let
 def decode_entities(
     words: TaggedWords, label_names: Sequence[str], letters: "Letters"
 ) -> dict[str, tf.Tensor]:
-    """The entities of the words' IOB2 tags, [B, E], as in `Tagging.decode`."""
-    prefixes, kinds = zip(*[label.partition("-")[::2] for label in label_names], strict=True)
-    types = sorted({*kinds} - {""})
-    kind = tf.gather([types.index(kind) if kind else -1 for kind in kinds], words.labels)
-    begins = tf.gather([prefix == "B" for prefix in prefixes], words.labels)
+    """The entities of the words' tags, [B, E], as in `Tagging.decode`.
+
+    "B-" begins an entity, and "I-" continues an entity of its type; a tag without them continues itself, and the text after its
+    first hyphen is the type (transformers TokenClassificationPipeline.group_entities).
+    """
+    kinds = [tag[2:] if tag.startswith(("B-", "I-")) else tag for tag in label_names]
+    inside_of = [
+        -1 if tag == OUTSIDE else kinds.index(kind) for tag, kind in zip(label_names, kinds, strict=True)
+    ]
+    types = [type_of(tag) for tag in label_names]
+    kind = tf.where(words.scores > 0, tf.gather(inside_of, words.labels), -1)
+    begins = tf.gather([tag.startswith("B-") for tag in label_names], words.labels)
     before = tf.where(words.first_in_sentence, -1, tf.concat([[-1], kind[:-1]], axis=0))
     first = (kind >= 0) & (begins | (kind != before))
     inside = tf.where(kind >= 0)[:, 0]
@@ -341,7 +407,7 @@ def decode_entities(
     starts, ends = words.starts, words.ends
     rows = tf.gather(starts.value_rowids(), first)
     start, end = tf.gather(starts.values, first), tf.gather(ends.values, last)
-    text, label = letters.cut(rows, start, end), tf.gather(tf.constant(types), tf.gather(kind, first))
+    text, label = letters.cut(rows, start, end), tf.gather(tf.constant(types), tf.gather(words.labels, first))
     score = tf.math.segment_mean(tf.gather(words.scores, inside), entity)
 
     def pad(values: tf.Tensor, padding: Any) -> tf.Tensor:
