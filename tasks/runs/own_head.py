@@ -17,7 +17,7 @@ from bert_keras.errors import BertKerasError, first_names
 from bert_keras.fields import flag_of
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.tasks.data.sources import Source
-from bert_keras.tasks.runs.run_folder import TASKS, Run, run_of
+from bert_keras.tasks.runs.run_folder import TASKS, Run, is_run, run_of
 from bert_keras.tasks.task import Problem, Task
 from bert_keras.tasks.training.task_model import NEW_PARTS, heads_of
 
@@ -60,7 +60,16 @@ def own_run(
     log: Callable[[str], None] = note,
     **options: Any,
 ) -> Run:
-    """A checkpoint as a run of the task of its own head. Arguments as in `own_task` and `run_of`; log: receives a line."""
+    """A checkpoint as a run of the task of its own head. Arguments as in `own_task` and `run_of`; log: receives a line.
+
+    Raises BertKerasError for the folder of a run, whose task.json has settings that its config.json lacks.
+    """
+    if not isinstance(path, checkpoints.Checkpoint):
+        path = checkpoints.resolve(path)
+        if is_run(path):
+            raise BertKerasError(
+                f"{path.path} is a run, which has its own task and settings; give it as --run."
+            )
     checkpoint = path if isinstance(path, checkpoints.Checkpoint) else checkpoints.read(path)
     task = own_task(checkpoint, data, **options)
     log(describe(task, checkpoint))
