@@ -135,6 +135,7 @@ _HOMES = {
         "next_sentence",
         "question_answerer",
         "regressor",
+        "replaced_tokens",
         "sentence_order",
         "tagger",
     ),

@@ -47,7 +47,7 @@ def _shape(num_layers: int, hidden_size: int) -> dict[str, int]:
 _NO_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0, "classifier_dropout": 0.1}
 # Version 2 of google-research/albert; google-research/electra, whose gelu is the erf form; fairseq's RoBERTa; Sanh et al. 2019.
 _ALBERT = {"vocab_size": 30000, "embedding_size": 128, "share_layers": True, **_NO_DROPOUT}
-_ELECTRA = {"vocab_size": 30522, "activation": "gelu_erf"}
+_ELECTRA = {"vocab_size": 30522, "activation": "gelu_erf", "pooler_activation": "gelu_erf"}
 _ROBERTA = {
     "vocab_size": 50265,
     "max_positions": 514,

@@ -75,13 +75,14 @@ class Form:
         for key, shift in self.shifts.items():
             name = self.keys[key]
             ours[name] = ours[name] + shift if is_integer(ours[name]) else ours[name]
-        activation = ours.get("activation", "gelu")
-        if not isinstance(activation, str) or activation not in self.activations:
-            raise BertKerasError(
-                f"{self._activation_key} is {shortened(activation)} in a {self.name}; "
-                f"wanted one of {', '.join(self.activations)}."
-            )
-        ours["activation"] = self.activations[activation]
+        for key, name in self._activation_keys.items():
+            activation = ours.get(name, "gelu")
+            if not isinstance(activation, str) or activation not in self.activations:
+                raise BertKerasError(
+                    f"{key} is {shortened(activation)} in a {self.name}; "
+                    f"wanted one of {', '.join(self.activations)}."
+                )
+            ours[name] = self.activations[activation]
         for key, least in self.least.items():
             if is_integer(value := fields.get(key, least)) and value < least:
                 raise BertKerasError(
@@ -97,8 +98,13 @@ class Form:
         return ours
 
     @property
-    def _activation_key(self) -> str:
-        return next(key for key, ours in self.keys.items() if ours == "activation")
+    def _activation_keys(self) -> dict[str, str]:
+        """The keys whose values are the form's own words for activations -> our fields."""
+        return {
+            key: name
+            for key, name in self.keys.items()
+            if name == "activation" or (name == "pooler_activation" and key != name)
+        }
 
     def write(self, ours: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Our fields, with embedding_width and head_dropout -> the contents of a file."""
@@ -109,7 +115,7 @@ class Form:
         for key, shift in self.shifts.items():
             written[key] -= shift
         words = {name: theirs for theirs, name in reversed(self.activations.items())}  # the first of each
-        return written | {self._activation_key: words[ours["activation"]]}
+        return written | {key: words[ours[name]] for key, name in self._activation_keys.items()}
 
 
 def _some(names: Iterable[str]) -> str:
@@ -161,7 +167,8 @@ _METADATA = frozenset(
     num_return_sequences output_scores return_dict_in_generate remove_invalid_values suppress_tokens
     begin_suppress_tokens exponential_decay_length_penalty cross_attention_hidden_size tie_encoder_decoder
     tf_legacy_loss use_return_dict model_name backward tie_word_embeddings
-    summary_type summary_use_proj summary_activation summary_last_dropout
+    summary_type summary_use_proj summary_proj_to_labels summary_activation summary_first_dropout summary_last_dropout
+    function_to_apply sbert_ce_default_activation_function
     net_structure_type gap_size num_memory_blocks down_scale_factor
     """.split()
 )
@@ -228,8 +235,9 @@ HUGGING_FACE = {
     ),
     "electra": dataclasses.replace(
         _BERT,
-        keys=_BERT.keys | _EMBEDDING_SIZE,
-        defaults={"embedding_size": 128, "hidden_act": "gelu"},
+        # The pooler that only its classifiers of texts and of choices have.
+        keys=_BERT.keys | _EMBEDDING_SIZE | {"summary_activation": "pooler_activation"},
+        defaults={"embedding_size": 128, "hidden_act": "gelu", "summary_activation": "gelu"},
         written_as={"embedding_size": "embedding_width"},
     ),
     "roberta": dataclasses.replace(

@@ -9,14 +9,22 @@ import json
 import pathlib
 import shlex
 import signal
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from bert_keras.cli.console import PATH, SEVERAL, Command, EndNow, note, say, start, table
 from bert_keras.errors import BertKerasError
-from bert_keras.fields import add_flags, given_settings
+from bert_keras.fields import add_flags, flag_of, given_settings
 from bert_keras.tasks.commands.flags import CHECKPOINT_HELP, add_model, add_pretrained_task, slow_precision
-from bert_keras.tasks.options import SAVED_MODEL, ExportOptions, HubOptions, InferenceOptions, ServerOptions
+from bert_keras.tasks.options import (
+    SAVED_MODEL,
+    TASK_OPTIONS,
+    ExportOptions,
+    HubOptions,
+    InferenceOptions,
+    ServerOptions,
+)
 
 # -----------------------------------------------------------------------------------------------------------
 # export and hub
@@ -91,27 +99,33 @@ def _run_to_export(
     from bert_keras.checkpoints.sentence_transformers import read_sentence_settings
     from bert_keras.tasks.problems.embedding import Embedding, WordEmbedding
     from bert_keras.tasks.runs.ensemble import load_runs
+    from bert_keras.tasks.runs.own_head import own_run
     from bert_keras.tasks.runs.run_folder import KERAS, open_task, run_of, task_of
 
+    of_task = given_settings(args, *TASK_OPTIONS)
     given = [args.checkpoint, args.task, options.embedding, options.seq_length, options.l2, options.layers]
-    if args.run and not any(given):
+    if args.run and not any(given) and not of_task:
         for path in args.run:
             if not path.endswith(KERAS):
                 check(task_of(path))
         return load_runs(args.run)
-    if args.run or not args.checkpoint or not (options.embedding or args.task):
-        raise BertKerasError(
-            "give --run alone, or --checkpoint with --embedding or --task; a run has its own task and length."
-        )
-    unread = ["--l2"] if options.l2 and (args.task or options.embedding == "word") else []
-    unread += ["--layers"] if options.layers and args.task else []
+    if args.run or not args.checkpoint:
+        raise BertKerasError("give --run alone, or --checkpoint; a run has its own task, options and length.")
+    unread = ["--l2"] if options.l2 and options.embedding in (None, "word") else []
+    unread += ["--layers"] if options.layers and not options.embedding else []
+    unread += [flag_of(name) for name in of_task] if options.embedding else []
     if unread:
         raise BertKerasError(
-            f"{' and '.join(unread)} do not apply here; --l2 applies only to vectors of texts, --layers only to vectors."
+            f"{' and '.join(unread)} do not apply here; --l2 applies only to vectors of texts, --layers only to vectors, options "
+            "of tasks only to a checkpoint's task."
         )
+    if not (options.embedding or args.task):
+        run = own_run(args.checkpoint, seq_length=options.seq_length, **of_task)
+        check(run.task)
+        return run
     layers = options.layers or "last"
     if args.task:
-        task: Any = open_task(args.task, None)
+        task: Any = open_task(args.task, None, **of_task)
     elif options.embedding == "word":
         task = WordEmbedding(layers=layers)
     else:
@@ -152,8 +166,10 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     add(
         "folder",
         **PATH,
+        nargs="?",
         help="folder that export wrote (serves the newest version), or the folder of one version",
     )
+    add("--checkpoint", **PATH, help="serve a checkpoint with a head instead: it is exported for this server")
     add("--name", help="the name of the model in requests (default: the folder's name)")
     add_flags(parser, ServerOptions)
     add(
@@ -172,6 +188,22 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@contextlib.contextmanager
+def _folder_to_serve(args: argparse.Namespace) -> Iterator[str]:
+    """The folder of an export: the given one, or a temporary one of a checkpoint."""
+    if args.folder:
+        yield args.folder
+        return
+    from bert_keras.savedmodels.export import export
+    from bert_keras.tasks.runs.own_head import own_run
+
+    run = own_run(args.checkpoint)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary) / pathlib.Path(args.checkpoint).resolve().name
+        export(run, folder)
+        yield str(folder)
+
+
 def _run_serve(args: argparse.Namespace) -> None:
     start()
     from bert_keras.savedmodels.server import Server
@@ -179,14 +211,16 @@ def _run_serve(args: argparse.Namespace) -> None:
     from bert_keras.savedmodels.server.versions import Watcher
 
     options = ServerOptions(**given_settings(args, ServerOptions))
-    watcher = Watcher(args.folder, name=args.name, seconds=options.poll_seconds, log=note)
-    versions, allowed = watcher.versions, {"hosts": args.allow_host, "origins": args.allow_origin}
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with (
-        contextlib.suppress(KeyboardInterrupt),
-        watcher,
-        Server(versions, options, log=note, **allowed) as server,
-    ):
+    if bool(args.folder) == bool(args.checkpoint):
+        raise BertKerasError("give the folder of an export, or --checkpoint.")
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(_folder_to_serve(args))
+        watcher = Watcher(folder, name=args.name, seconds=options.poll_seconds, log=note)
+        versions, allowed = watcher.versions, {"hosts": args.allow_host, "origins": args.allow_origin}
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        stack.enter_context(contextlib.suppress(KeyboardInterrupt))
+        stack.enter_context(watcher)
+        server = stack.enter_context(Server(versions, options, log=note, **allowed))
         print("development server, reachable from this machine only; use TensorFlow Serving in production")
         numbers = ", ".join(map(str, versions.served))
         listening = f"{versions.name} version {numbers}: REST on {HOST}:{server.port}"

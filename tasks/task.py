@@ -104,6 +104,9 @@ class Problem(Protocol):
     windowed: True if examples are cut into windows
     trains: False if there is nothing to learn, only to predict
     pretrained_head: True if pre-training trains the head too; fine-tuning then starts from the checkpoint's head
+    head: the name of its head in a checkpoint
+    architectures: the classes of checkpoints that were trained for it, as in `Checkpoint.architecture`
+    answers: the meaning of the numbers that it predicts, where its head alone does not say it
     calibrated: the numbers in `to_json` that `calibrate` chooses
     lists: decoded outputs that are lists, [B, N]: the prefix of their names -> the output that is -1 in padding
     example_texts: texts for an example request, by the names of `signature`, if the usual text does not fit
@@ -122,6 +125,9 @@ class Problem(Protocol):
     windowed: bool = False
     trains: bool = True
     pretrained_head: bool = False
+    head: str = ""
+    architectures: tuple[str, ...] = ()
+    answers: str = ""
     calibrated: tuple[str, ...] = ()
     lists: Mapping[str, str] = {}
     example_texts: Mapping[str, str] = {}
@@ -293,6 +299,14 @@ class Task(Data, Problem, Report, Protocol):
         lists = {name: spec.shape[1] for name, spec in signature.items() if len(spec.shape) > 1}
         options = {"quoting": self.quoting} | options
         return read_examples(path, tuple(signature), lists, self.columns, **options)
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: Checkpoint, source: Source | None = None, **options: Any) -> Self:
+        """The task that a checkpoint's own head was trained for, with its examples in `source`.
+
+        options: those of `open`. By default calls `open` with the first of `names`
+        """
+        return cls.open(cls.names[0], source, **options)
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> Self:

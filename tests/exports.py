@@ -17,10 +17,11 @@ from bert_keras import checkpoints
 from bert_keras.features import ENCODER_INPUTS
 from bert_keras.savedmodels.export import servable_of
 from bert_keras.savedmodels.model_card import answers_of, signature_table
-from bert_keras.tasks.problems.classification import NextSentence, TextClassification
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.problems.embedding import Embedding, WordEmbedding
 from bert_keras.tasks.problems.fill_mask import FillMask
 from bert_keras.tasks.problems.multiple_choice import MultipleChoice
+from bert_keras.tasks.problems.next_sentence import NextSentence
 from bert_keras.tasks.problems.question_answering import QuestionAnswering
 from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.runs.run_folder import Run

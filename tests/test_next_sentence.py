@@ -19,7 +19,7 @@ from bert_keras.tasks.batches import predict
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.options import SENTENCE_PAIR_LABELS
-from bert_keras.tasks.problems.classification import NextSentence
+from bert_keras.tasks.problems.next_sentence import NextSentence
 from bert_keras.tasks.runs.run_folder import TASKS, load_run, open_task, run_of
 from bert_keras.text.vocabulary import Vocabulary
 
@@ -108,11 +108,19 @@ def test_predict_and_evaluate_take_a_checkpoint(checkpoint, data, tmp_path, capf
     assert json.loads(out) == {"validation": {"accuracy": pytest.approx(np.mean(right))}}
 
 
-@pytest.mark.parametrize("flags", [(), ("--run", "r", "--task", "next-sentence"), ("--checkpoint", "c")])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        ("--run", "r", "--task", "next-sentence"),
+        ("--run", "r", "--top-k", "3"),
+        ("--task", "next-sentence"),
+    ],
+)
 @pytest.mark.parametrize("command", ["predict", "evaluate"])
 def test_a_run_or_a_checkpoint_with_its_task(flags, command, capfd):
     code, _, err = runs.run_command(capfd, command, *flags)
-    assert (code, "give --run alone, or --checkpoint with --task" in err) == (1, True)
+    assert (code, "give --run alone, or --checkpoint; " in err) == (1, True)
 
 
 def test_a_checkpoint_without_the_head_is_refused_before_any_work(data, tmp_path, capfd):

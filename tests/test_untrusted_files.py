@@ -145,7 +145,7 @@ TASK_FAULTS = [
     ("question-answering", SQUAD | {"tau": float("nan")}, "tau is nan; wanted a finite number"),
     ("multiple-choice", SWAG | {"num_choices": 10**9}, "num_choices is 1000000000; .* at most 1,000"),
     ("tagging", CONLL | {"labels": ["O", float("nan")]}, r"labels is \['O', nan\]; wanted a list"),
-    ("tagging", CONLL | {"labels": ["B-PER", "O"]}, "labels is .*; .* 'O' first"),
+    ("tagging", CONLL | {"labels": ["B-PER", "B-PER"]}, "labels is .*; expected two or more tags .* each once"),
     ("tagging", CONLL | {"scheme": "IOB9"}, "scheme is 'IOB9'; wanted one of IOB2"),
     ("fill-mask", {"name": "fill-mask", "top_k": "5"}, "top_k is '5'; wanted a whole number"),
     (["text-classification"], GLUE, r"kind is \['text-classification'\]; wanted one of text-class"),

@@ -191,6 +191,7 @@ class Checkpoint:
     architecture: Hugging Face's class without the model's name (ForTokenClassification), where known
     labels: the names of the classifier's logits, in order, where Hugging Face's id2label has names
     problem_type: Hugging Face's name for the classifier's type of labels, one of PROBLEM_TYPES, where the file has it
+    sigmoid: True or False where the file says whether a score is the sigmoid of the classifier's only output
     unknown: names in the file that no row of the table has
     origin: of a model found by name: its address, revision and license (see `downloads.LocalModel.origin`)
     """
@@ -203,6 +204,7 @@ class Checkpoint:
     architecture: str | None = None
     labels: tuple[str, ...] | None = None
     problem_type: str | None = None
+    sigmoid: bool | None = None
     unknown: tuple[str, ...] = ()
     origin: dict[str, str] = dataclasses.field(default_factory=dict)
 
@@ -262,6 +264,8 @@ class Names:
     current: a file's spelling of a name -> the table's, or None for a name that is not a weight
     duplicates: second names in the file -> our variable; both tensors must be equal
     head_keeps: head -> config field -> the value that the format's own head always uses; other values have no rows
+    keeps: config field -> the value that these classes always use, whatever the file says
+    only: key of the file's configuration -> the values that these classes may have here
     classes: Hugging Face's classes, as in `Checkpoint.architecture`, that compute the same numbers
     needs_pooler: False if a checkpoint with a head may have a pooler, which the file has no place for
     padding: for models that count positions from the padding id: tokens that may have that id, `position_offset` - 1
@@ -274,6 +278,8 @@ class Names:
     current: Callable[[str], str | None]
     duplicates: dict[str, str] = dataclasses.field(default_factory=dict)
     head_keeps: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    keeps: dict[str, Any] = dataclasses.field(default_factory=dict)
+    only: dict[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     classes: frozenset[str] = frozenset()
     needs_pooler: bool = True
     model_class: str = "Bert"
@@ -317,6 +323,8 @@ class Names:
             at_padding = tokens[max(0, config.position_offset - 1) : config.position_offset]
             if not set(at_padding) & set(self.padding):  # none if the id is past the vocabulary
                 return False
+        if any(getattr(config, field) != value for field, value in self.keeps.items()):
+            return False
         may_lack = set() if self.needs_pooler or architecture == "Model" else {"pooler"}
         return (
             self.model_type in config.model_types() and architecture in self.classes and lacking <= may_lack

@@ -1,11 +1,11 @@
 """The folders of Hugging Face: names for each model_type, config.json, safetensors or PyTorch files."""
 
 import contextlib
+import dataclasses
 import functools
 import pathlib
 import re
-import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,12 @@ from bert_keras.checkpoints.checkpoint import (
     Names,
     OpenFile,
     choose_architecture,
-    numpy_dtype,
     refuse_shards_outside,
 )
 from bert_keras.checkpoints.hugging_face_tokenizer import read_tokenizer, write_tokenizer
+from bert_keras.checkpoints.torch_files import Tensors, open_torch
 from bert_keras.config import BertConfig
-from bert_keras.errors import BertKerasError, first_line
+from bert_keras.errors import BertKerasError
 from bert_keras.io.files import atomic_file, write_json
 from bert_keras.io.json_files import (
     TEXT,
@@ -35,6 +35,7 @@ from bert_keras.io.json_files import (
     or_null,
     read_object,
     read_optional,
+    shortened,
 )
 
 SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
@@ -130,6 +131,7 @@ _BERT_THERE = _names(
 # The code of transformers fixes this activation, whatever hidden_act says.
 _GELU_HEAD = {"masked_lm": {"activation": "gelu_erf"}}
 _TOKEN_CLASSES = frozenset({"ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering", "Model"})
+_ELECTRA_THERE = _EMBEDDINGS_THERE | {"embeddings/projection": "embeddings_project"} | _BLOCK_THERE
 _FIRST_TOKENS = ("[PAD]", "<pad>")  # of padding, from whose id RoBERTa counts positions
 _NAMES = (
     _BERT_THERE,
@@ -149,11 +151,11 @@ _NAMES = (
         duplicates=_tied("predictions.decoder.weight", "predictions.decoder.bias"),
         classes=KNOWN_ARCHITECTURES - {"ForNextSentencePrediction"},
     ),
-    # ELECTRA has no pooler, and classifies texts with two dense layers and a gelu between them.
+    # ELECTRA has a pooler only in its classifiers of texts, where it is of gelu, and of choices.
     _names(
         "electra",
         model_class="Electra",
-        encoder=_EMBEDDINGS_THERE | {"embeddings/projection": "embeddings_project"} | _BLOCK_THERE,
+        encoder=_ELECTRA_THERE,
         heads={
             "masked_lm/dense": "generator_predictions.dense",
             "masked_lm/layer_norm": "generator_predictions.LayerNorm",
@@ -165,6 +167,26 @@ _NAMES = (
         head_keeps=_GELU_HEAD,
         classes=_TOKEN_CLASSES | {"ForPreTraining"},
         needs_pooler=False,
+    ),
+    _names(
+        "electra",
+        model_class="Electra",
+        encoder=_ELECTRA_THERE,
+        heads={"pooler": "classifier.dense", "classifier/dense": "classifier.out_proj"},
+        keeps={"pooler_activation": "gelu_erf"},
+        classes=frozenset({"ForSequenceClassification"}),
+    ),
+    _names(
+        "electra",
+        model_class="Electra",
+        encoder=_ELECTRA_THERE,
+        heads={"pooler": "sequence_summary.summary", "classifier/dense": "classifier"},
+        only={
+            "summary_type": ("first",),
+            "summary_use_proj": (True,),
+            "summary_proj_to_labels": (False, None),
+        },
+        classes=frozenset({"ForMultipleChoice"}),
     ),
     _names(
         "roberta",
@@ -238,6 +260,23 @@ def _find(path: pathlib.Path) -> pathlib.Path | None:
     return folder if found else None
 
 
+def _load_config(folder: pathlib.Path) -> BertConfig:
+    """The configuration, with the values that the file's class always uses.
+
+    Raises BertKerasError as `BertConfig.load`, and for a setting of the class that changes its numbers.
+    """
+    config = BertConfig.load(folder)
+    fields = read_optional(folder / _CONFIG)
+    names = _names_of(fields)
+    for key, allowed in names.only.items():
+        if (value := fields.get(key, allowed[0])) not in allowed:
+            raise BertKerasError(
+                f"{folder / _CONFIG}: {key} is {shortened(value)}, which changes the numbers of "
+                f"{names.model_class}{_architecture(fields)} and is not supported; wanted {allowed[0]!r}."
+            )
+    return dataclasses.replace(config, **names.keeps)
+
+
 def names_in(folder: pathlib.Path) -> Names:
     """The table of a folder; `BertConfig.load` has checked its model_type."""
     return _names_of(read_optional(folder / _CONFIG))
@@ -264,8 +303,15 @@ def _labels(names: Mapping[str, str] | None) -> tuple[str, ...] | None:
     return tuple(names[str(i)] for i in range(len(names)))
 
 
-# Of one file: the shape of each tensor, and a function that reads one.
-_Tensors = tuple[dict[str, tuple[int, ...]], Callable[[str], np.ndarray]]
+def _sigmoid(fields: Mapping[str, Any]) -> bool | None:
+    """True or False where a config.json names the function of a score: sigmoid, or none.
+
+    transformers has `function_to_apply`; sentence-transformers names a class of torch, in one of two places.
+    """
+    own = fields.get("sentence_transformers")
+    named = own.get("activation_fn") if isinstance(own, dict) else None
+    named = named or fields.get("sbert_ce_default_activation_function") or fields.get("function_to_apply")
+    return named.rpartition(".")[2].casefold() == "sigmoid" if isinstance(named, str) else None
 
 
 @contextlib.contextmanager
@@ -274,7 +320,7 @@ def _open(folder: pathlib.Path, config: BertConfig) -> Iterator[OpenFile]:
     opener: Any = _open_safetensors
     files = _shards(folder, SAFETENSORS)
     if not files:
-        opener, files = _open_torch, _shards(folder, TORCH)
+        opener, files = open_torch, _shards(folder, TORCH)
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(opener(file)) for file in files]
         get = {name: get for shapes, get in opened for name in shapes}
@@ -289,6 +335,7 @@ def _open(folder: pathlib.Path, config: BertConfig) -> Iterator[OpenFile]:
                 "architecture": _architecture(fields),
                 "labels": _labels(known.get("id2label")),
                 "problem_type": known.get("problem_type"),
+                "sigmoid": _sigmoid(fields),
             },
         )
 
@@ -307,7 +354,7 @@ def _shards(folder: pathlib.Path, stem: str) -> list[pathlib.Path]:
 
 
 @contextlib.contextmanager
-def _open_safetensors(file: pathlib.Path) -> Iterator[_Tensors]:
+def _open_safetensors(file: pathlib.Path) -> Iterator[Tensors]:
     import ml_dtypes  # noqa: F401  numpy then knows bfloat16
     import safetensors
 
@@ -359,78 +406,9 @@ HUGGING_FACE = Format(
     keeps={},
     files=f"{SAFETENSORS} or {TORCH} (or their .index.json)",
     find=_find,
-    load_config=BertConfig.load,
+    load_config=_load_config,
     load_tokenizer=read_tokenizer,
     open=_open,
     save=_save,
     has_labels=True,
 )
-
-
-# -----------------------------------------------------------------------------------------------------------
-# PyTorch files, read without running their code
-
-
-def import_torch(name: str) -> Any:
-    """The torch package. Raises BertKerasError, which names a file, where it is not installed."""
-    try:
-        import torch
-    except ImportError as error:
-        raise BertKerasError(
-            f"{name} is a PyTorch file and torch is not installed; install it, or bring model.safetensors."
-        ) from error
-    return torch
-
-
-@contextlib.contextmanager
-def _open_torch(file: pathlib.Path) -> Iterator[_Tensors]:
-    """Opens a PyTorch file. Raises BertKerasError for anything but plain tensors."""
-    _refuse_packed(file)
-    torch = import_torch(file.name)
-    try:
-        # Reading a pickle runs code; weights_only refuses any pickle that does more than rebuild tensors.
-        tensors = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises pickle, zip, runtime and attribute errors
-        raise BertKerasError(f"{file} is not a PyTorch file of plain tensors: {first_line(error)}") from error
-    if not isinstance(tensors, dict) or not all(torch.is_tensor(tensor) for tensor in tensors.values()):
-        held = ", ".join(map(str, tensors)) if isinstance(tensors, dict) else f"a {type(tensors).__name__}"
-        raise BertKerasError(
-            f"{file} is not a PyTorch file of plain tensors: it holds {held:.200}; save the model's state_dict alone."
-        )
-    # Strides of 0 make a tensor of any size from one number. The factor 2 allows for tied embeddings.
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    if size > 2 * (there := file.stat().st_size):
-        raise BertKerasError(
-            f"{file} has {there:,} bytes and its tensors need {size:,}; save the model again."
-        )
-
-    def get(name: str) -> np.ndarray:
-        try:
-            return _torch_to_numpy(tensors[name])
-        except (RuntimeError, TypeError) as error:  # a sparse tensor, or a tensor on the meta device
-            raise BertKerasError(f"{name} of {file} is not a plain tensor: {first_line(error)}") from error
-
-    yield {name: tuple(tensor.shape) for name, tensor in tensors.items()}, get
-
-
-def _refuse_packed(file: pathlib.Path) -> None:
-    """Raises BertKerasError for a zip that unpacks to more than its own bytes: torch.save compresses nothing."""
-    if not zipfile.is_zipfile(file):
-        return
-    try:
-        with zipfile.ZipFile(file) as archive:
-            size = sum(member.file_size for member in archive.infolist())
-    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-        raise BertKerasError(f"{file} is not a PyTorch file of plain tensors: {error}") from error
-    if size > (there := file.stat().st_size):
-        raise BertKerasError(
-            f"{file} has {there:,} bytes and unpacks to {size:,}; wanted a file of torch.save, which compresses nothing."
-        )
-
-
-def _torch_to_numpy(tensor: Any) -> np.ndarray:
-    import torch
-
-    if tensor.dtype != torch.bfloat16:
-        return tensor.detach().numpy()
-    return tensor.detach().contiguous().view(torch.int16).numpy().view(numpy_dtype("bfloat16"))

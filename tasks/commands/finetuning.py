@@ -57,8 +57,8 @@ def _add_finetune(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", **PATH, required=True, help=CHECKPOINT_HELP)
     add(
         "--keep-head",
-        action="store_true",
-        help="load the head from the checkpoint too; the checkpoint must name its labels",
+        action=argparse.BooleanOptionalAction,
+        help="start with the checkpoint's head, or fail; or start a new head (default: keep a head with the task's labels)",
     )
     add("--output", **PATH, required=True, help="folder for the run, new or empty")
     add(
@@ -157,19 +157,23 @@ def inference_of(args: argparse.Namespace) -> InferenceOptions:
 
 
 def model_of(args: argparse.Namespace, *, data: str | None = None) -> Any:
-    """Loads the runs of --run, or the checkpoint for the task. Raises BertKerasError unless the flags name one of them."""
+    """Loads the runs of --run, or a checkpoint with its own task or --task. Raises BertKerasError for other flags."""
     from bert_keras.tasks.devices.strategies import strategy
     from bert_keras.tasks.runs.ensemble import at_precision, load_runs, members_of
+    from bert_keras.tasks.runs.own_head import own_run
     from bert_keras.tasks.runs.run_folder import open_task, run_of
     from bert_keras.tasks.training.task_model import encoder_of
 
-    if bool(args.run) == bool(args.checkpoint or args.task) or bool(args.checkpoint) != bool(args.task):
-        raise BertKerasError("give --run alone, or --checkpoint with --task; a run has its own task.")
+    options = given_settings(args, *TASK_OPTIONS)
+    if bool(args.run) == bool(args.checkpoint) or (args.run and (args.task or options)):
+        raise BertKerasError("give --run alone, or --checkpoint; a run has its own task and its options.")
     with strategy(args.strategy).scope():
         if args.run:
             run = load_runs(args.run, data=data)
+        elif args.task:
+            run = run_of(open_task(args.task, data, **options), args.checkpoint)
         else:
-            run = run_of(open_task(args.task, data), args.checkpoint)
+            run = own_run(args.checkpoint, data=data, **options)
         run = at_precision(run, inference_of(args).precision)
     slow_precision(encoder_of(members_of(run.model)[0]).compute_dtype)  # a .keras file may be in bfloat16
     return run

@@ -116,9 +116,9 @@ def add_task(parser: argparse.ArgumentParser, *, holds_out: bool = True) -> None
     add("--dev-data", **PATH, help=f"file of the dev split, if --data is the training file{instead}")
 
 
-def add_task_options(parser: argparse.ArgumentParser) -> None:
-    """Adds a flag for each option of each task."""
-    seen: set[str] = set()
+def add_task_options(parser: Any, *, without: Iterable[str] = ()) -> None:
+    """Adds a flag for each option of each task. without: names of options that the command does not have."""
+    seen = {*without}
     for options in TASK_OPTIONS:
         add_flags(parser, options, without=tuple(seen))
         seen |= {*names_of(options)}
@@ -135,15 +135,17 @@ def add_feature_cache(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Adds --run, or --checkpoint, whose task `model_of` reads from --task."""
+    """Adds --run; and --checkpoint, whose task is that of its own head or --task, with the options of its task."""
     add = parser.add_argument
     add("--run", **PATH, **SEVERAL, help=RUNS_HELP)
-    add("--checkpoint", **PATH, help="a pre-trained checkpoint instead of --run, by path or name")
+    add("--checkpoint", **PATH, help="a checkpoint with a head instead of --run, by path or name")
+    group = parser.add_argument_group("options of a checkpoint's task, with --checkpoint")
+    add_task_options(group, without=("pooling",))
 
 
 def add_pretrained_task(parser: Any) -> None:
-    """Adds --task, for a checkpoint that was not fine-tuned."""
-    text = "with --checkpoint: use its own pre-trained head"
+    """Adds --task, for a checkpoint with several heads."""
+    text = "with --checkpoint: use this head (default: the head that its config.json names)"
     parser.add_argument("--task", choices=PRETRAINED_TASKS, help=text)
 
 

@@ -5,6 +5,7 @@ int32 (float32 for a score, float32 [C] for any number of labels), "idx": int32}
 Source: Wang et al. 2018, GLUE; feature names, label order and split names are those of TensorFlow Datasets.
 """
 
+import contextlib
 import dataclasses
 import keyword
 import math
@@ -341,7 +342,17 @@ def _read_own_data_set(source: Source, options: ColumnOptions) -> TextDataSet:
     label_type = options.label_type or _guess_type(train, label, rows)
     labels = _find_labels(train, label, rows, label_type)
     about: dict[str, Any] = {"label_type": label_type, "label": label, "quoting": options.quoting}
-    return make_own_data_set(labels, text=_name_texts(text), columns=text, **about)
+    return make_own_data_set(labels, text=name_texts(text), columns=text, **about)
+
+
+def text_columns(source: Source, options: ColumnOptions) -> tuple[str, ...]:
+    """The columns of the texts in files of the user's own, of which a folder needs no training file."""
+    data = make_own_data_set((), text=(), label_type="class")
+    with contextlib.suppress(MissingFileError):
+        path = find_split(data, "validation", source)
+        return _choose_text_columns(path, options.label_column or LABEL, options)
+    path = find_split(data, "train", source)
+    return _choose_text_columns(path, options.label_column or LABEL, options)
 
 
 def _choose_text_columns(path: Path, label: str, options: ColumnOptions) -> tuple[str, ...]:
@@ -376,7 +387,7 @@ def _check_both_are_texts(path: Path, text: Sequence[str], rows: Sequence[TableR
             )
 
 
-def _name_texts(columns: Sequence[str]) -> tuple[str, ...]:
+def name_texts(columns: Sequence[str]) -> tuple[str, ...]:
     """The names of the texts in examples and signatures: the columns' names, as ASCII letters, digits and _."""
     names = []
     for column in columns:

@@ -34,7 +34,7 @@ def check_cluster(given: str | None) -> list[str]:
         raise BertKerasError(
             f"{CLUSTER} lists {', '.join(wrong)}; strategy multiworker has tasks of type {' and '.join(WORKERS)} alone."
         )
-    addresses = {}
+    addresses: dict[tuple[str, int], Any] = {}
     for name in WORKERS:
         workers = cluster.get(name, [])
         if not isinstance(workers, list):

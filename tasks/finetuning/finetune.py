@@ -1,9 +1,8 @@
 """Fine-tuning: a task, a checkpoint and settings in; a plan out, or a run directory from `finetune`."""
 
-import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -38,48 +37,16 @@ from bert_keras.tasks.frozen.row_vectors import (
     row_vectors,
 )
 from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.runs.own_head import assign, choose_head
 from bert_keras.tasks.strings.text_batches import REGRESSION, Weighted, labels_in
 from bert_keras.tasks.strings.text_data import CUT_SAMPLE, cut_texts
 from bert_keras.tasks.strings.text_model import TextModel
 from bert_keras.tasks.task import Task, check_stride
 from bert_keras.tasks.training.loop import RUN, check_save_every, train
 from bert_keras.tasks.training.plan import Plan, Stage, fingerprint_of_checkpoint
-from bert_keras.tasks.training.task_model import (
-    NEW_PARTS,
-    check_sizes,
-    heads_of,
-    network_of,
-    optimizer_of,
-    start_at_scores,
-)
+from bert_keras.tasks.training.task_model import check_sizes, network_of, optimizer_of, start_at_scores
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
-
-
-def _in_order_of(
-    task: Task, source: checkpoints.Checkpoint, heads: Collection[str]
-) -> checkpoints.Checkpoint:
-    """The checkpoint, with the label rows of its heads in the task's order.
-
-    Raises BertKerasError unless the checkpoint names the task's labels, in upper or lower case; else their order is unknown.
-    """
-    wanted, there = task.label_names, source.labels or ()
-    of_heads = [name for name in source.tensors if name.split("/")[0] in heads]
-    if not wanted or not of_heads:  # `assign` raises an error
-        return source
-    places = {label.casefold(): place for place, label in enumerate(there)}
-    order = [places.get(label.casefold(), -1) for label in wanted]
-    if sorted(order) != list(range(len(there))):
-        named = f"labels are {', '.join(there)} and" if there else "labels have no names;"
-        convert = "" if source.format in ("", "hugging-face") else "convert it to hugging-face and "
-        raise BertKerasError(
-            f"the checkpoint's {named} the labels of {task.name} are {', '.join(wanted)}; leave keep_head out, or "
-            f"{convert}name them in config.json's id2label as the task does, in the head's order."
-        )
-    # `assign` raises an error for another number of labels.
-    fitting = [name for name in of_heads if source.tensors[name].shape[-1] == len(order)]
-    ordered = {name: source.tensors[name][..., order] for name in fitting}
-    return dataclasses.replace(source, tensors={**source.tensors, **ordered}, labels=tuple(wanted))
 
 
 def _new_parts(
@@ -98,18 +65,18 @@ def _text_model(
     preprocess: Preprocessor | None,
     hparams: Hparams,
     *,
-    keep_head: bool,
+    keep_head: bool | None,
     log: Callable[[str], None],
 ) -> TextModel:
     """The task's model with the checkpoint's weights."""
     encoder, network = network_of(task, source.config, dtype=training_policy(hparams.precision))
     model = TextModel(task, preprocess, network)
-    heads = heads_of(model)
-    kept = heads if keep_head or task.pretrained_head else {}
-    fresh = NEW_PARTS if keep_head else (*NEW_PARTS, *heads)
-    source = _in_order_of(task, source, heads) if keep_head else source
-    report = checkpoints.assign(source, encoder, fresh=fresh, **kept) if source.tensors else None
-    log("weights: random" if report is None else str(report))
+    report = None
+    if source.tensors:
+        report, lines = assign(choose_head(task, source, keep_head=keep_head), encoder, model)
+        log("\n".join([str(report), *lines]))
+    else:
+        log("weights: random")
     encoder.trainable = hparams.freeze != "encoder"
     encoder.rematerialize = hparams.rematerialize
     if hparams.lora_rank is not None:
@@ -144,7 +111,7 @@ def _compiled_model(
     hparams: Hparams,
     *,
     total_steps: int,
-    keep_head: bool,
+    keep_head: bool | None,
     log: Callable[[str], None],
     preprocess: Preprocessor | None = None,
 ) -> Any:
@@ -173,7 +140,7 @@ def _checked_tokenizer(
     source: checkpoints.Checkpoint,
     hparams: Hparams,
     *,
-    keep_head: bool,
+    keep_head: bool | None,
     feature_cache: str | pathlib.Path | None,
 ) -> Tokenizer:
     """The checkpoint's tokenizer. Raises BertKerasError unless checkpoint, task and settings fit together."""
@@ -245,7 +212,7 @@ def fingerprint_of_finetuning(
     start: Mapping[str, Any],
     examples: Mapping[str, Any],
     strategy_name: str,
-    keep_head: bool = False,
+    keep_head: bool | None = None,
 ) -> dict[str, Any]:
     """Everything that decides the result. start: of `fingerprint_of_checkpoint`; examples: `Examples.fingerprint`."""
     return {
@@ -265,7 +232,7 @@ def plan_finetuning(
     hparams: Hparams,
     strategy_name: str = "one",
     dev_split: str | None = None,
-    keep_head: bool = False,
+    keep_head: bool | None = None,
     feature_cache: str | pathlib.Path | None = None,
     output: str | pathlib.Path | None = None,
 ) -> Plan:
@@ -329,7 +296,7 @@ def finetune(
     hparams: Hparams,
     strategy_name: str = "one",
     dev_split: str | None = None,
-    keep_head: bool = False,
+    keep_head: bool | None = None,
     feature_cache: str | pathlib.Path | None = None,
     save_every: int | None = None,
     verbose: int | str = "auto",
@@ -341,8 +308,9 @@ def finetune(
 
     checkpoint: a path or a name for `checkpoints.read`, or a Checkpoint; without tensors, the weights start at random
     dev_split: evaluated after every epoch; None takes the task's first validation split
-    keep_head: start the head from the checkpoint too, for example to train on a second question-answering set. The checkpoint
-        must name the head's labels (`id2label` in config.json); they are reordered for the task
+    keep_head: None starts with the checkpoint's own head where it has the task's kind and labels, which are reordered for the
+        task; labels without names (LABEL_0) get an equal number of the task's. False starts a new head. True raises an error
+        where None would start a new one
     feature_cache: with hparams.feature_layers, a folder that keeps the vectors for further trainings on the same examples, layers
         and checkpoint; None keeps them in `output` until the training is finished
     save_every: steps between two saves in `checkpoints/`, each three times the size of the weights; None saves at the end of each

@@ -53,7 +53,7 @@ def check_feature_based(
     config: BertConfig,
     hparams: Hparams,
     *,
-    keep_head: bool,
+    keep_head: bool | None,
     feature_cache: str | pathlib.Path | None,
 ) -> None:
     """Raises BertKerasError for settings of features that do not fit the task, the encoder or each other."""

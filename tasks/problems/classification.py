@@ -1,8 +1,7 @@
-"""Classification of texts: one class, a score or any number of labels for one or two texts; and sentence pairs.
+"""Classification of texts: one class, a score or any number of labels for one or two texts.
 
 In: examples {text names: string, "label": int32 (float32 for a score), "idx": int32}. Out: label strings with probabilities, or
 scores, and the measures of the data set. With a `doc_stride`, a text longer than the encoder's limit is cut into windows, [W, S].
-`NextSentence` classifies pairs by the head of pre-training.
 """
 
 import copy
@@ -15,20 +14,20 @@ import sklearn.metrics
 import tensorflow as tf
 
 from bert_keras.checkpoints.checkpoint import Checkpoint
+from bert_keras.checkpoints.labels import count_outputs, own_labels
 from bert_keras.errors import BertKerasError
-from bert_keras.features import EXAMPLE_INDEX, POOLED_OUTPUT
+from bert_keras.features import EXAMPLE_INDEX
 from bert_keras.fields import field_types, names_of
 from bert_keras.io.json_files import TEXT, checked_fields, list_of, one_of, shortened
 from bert_keras.io.paths import to_path
-from bert_keras.model.encoder import BertEncoder, encoder_inputs
-from bert_keras.model.heads import NextSentenceHead
+from bert_keras.model.encoder import BertEncoder
 from bert_keras.optimization.losses import GlobalMean
 from bert_keras.tasks import metrics
 from bert_keras.tasks.data import glue
 from bert_keras.tasks.data.glue import LABEL, ROWS, TextDataSet
 from bert_keras.tasks.data.sources import Source
 from bert_keras.tasks.metrics import AVERAGES, SCORES, Table, list_errors, most_confident, plain
-from bert_keras.tasks.options import SENTENCE_PAIR_LABELS, ClassifierOptions, ColumnOptions, MeasureOptions
+from bert_keras.tasks.options import ClassifierOptions, ColumnOptions, MeasureOptions
 from bert_keras.tasks.problems.class_metrics import keras_metrics
 from bert_keras.tasks.problems.label_types import (
     LABEL_TYPES,
@@ -53,6 +52,26 @@ from bert_keras.tasks.task import (
 from bert_keras.text.preprocessing import Preprocessor
 
 
+def own_type(checkpoint: Checkpoint, head: str) -> str:
+    """The key of LABEL_TYPES for a checkpoint's own classifier, by the rules of transformers' pipeline.
+
+    One output without a problem_type is a score: only a file that says so makes it a probability.
+    Raises BertKerasError for a regression of several outputs.
+    """
+    outputs = count_outputs(checkpoint, head)
+    by_name = {kind.problem_type: name for name, kind in LABEL_TYPES.items()}
+    named = by_name.get(checkpoint.problem_type or "", "class")
+    if outputs == 1:
+        raw = checkpoint.problem_type is None and not checkpoint.sigmoid
+        return "score" if raw or named == "score" else "multi"
+    if named == "score":
+        raise BertKerasError(
+            f"{checkpoint.prefix}problem_type is regression and the classifier has {outputs} outputs, which is not supported; a "
+            "score is one output."
+        )
+    return named
+
+
 class TextClassification(Task):
     """Labels or scores of one or two texts.
 
@@ -74,6 +93,9 @@ class TextClassification(Task):
     kind = "text-classification"
     names = glue.NAMES
     options = (*names_of(ClassifierOptions), *names_of(ColumnOptions), *names_of(MeasureOptions))
+    head = "classifier"
+    architectures = ("ForSequenceClassification",)
+    options = (*names_of(ClassifierOptions), *names_of(ColumnOptions))
     kinds = {
         "name": one_of(glue.NAMES),
         "text": list_of(TEXT),
@@ -119,6 +141,8 @@ class TextClassification(Task):
         self.outputs, self.problem_type = (POOLINGS[pooling],), self.type.problem_type
         self.classes = self.label_names if label_type == "class" else ()
         self.measure = self.measures[0]
+        self.answers = self.type.answers
+        self.head = "concat_classifier" if pooling == "concat" else self.head
         self.validation_splits = tuple(split for split in data.splits if split.startswith("validation"))
         train = next(iter(data.splits.values()))
         self.text_column, self.label_column = list(train.text), train.label or LABEL
@@ -185,6 +209,22 @@ class TextClassification(Task):
         made.measures = (*names, *others) if first else (*self.measures, *new)
         made.measure = made.measures[0]
         return made
+
+    @classmethod
+    def from_checkpoint(
+        cls, checkpoint: Checkpoint, source: Source | None = None, **options: Any
+    ) -> "TextClassification":
+        """The task of a checkpoint's own classifier, with its labels. options: those of `open`, and those of the constructor."""
+        columns = {name: options.pop(name, None) for name in names_of(ColumnOptions)}
+        label_type = columns["label_type"] or own_type(checkpoint, cls.head)
+        labels = () if label_type == "score" else own_labels(checkpoint, cls.head)
+        label, chosen = columns["label_column"] or LABEL, columns["text_column"]
+        if source is not None:
+            chosen = glue.text_columns(source, ColumnOptions(**columns))
+        text = options.pop("text", None) or (glue.name_texts(chosen) if chosen else Task.text)
+        named: dict[str, Any] = {"text": text, "label_type": label_type}
+        data = glue.make_own_data_set(labels, columns=chosen, label=label, **named)
+        return cls(labels, data=data, source=source, **named, **options)
 
     def examples(self, split: str) -> tf.data.Dataset:
         return glue.load_examples(self.data, split, self.source)
@@ -377,66 +417,3 @@ def majority_label(task: TextClassification) -> str:
     if not counts.any():
         raise BertKerasError(f"no training example of {task.name} has a label; give the labelled file.")
     return task.classes[int(counts.argmax())]
-
-
-# -----------------------------------------------------------------------------------------------------------
-# Sentence pairs as pre-training learns them: "is_next" or "not_next" by BERT's next-sentence head, "in_order" or "swapped" by
-# ALBERT's sentence-order head
-
-HEAD = "next_sentence"  # the name of both heads in a checkpoint
-PAIR = ("sentence", "next_sentence")
-
-
-class NextSentence(TextClassification):
-    """The task of a pre-trained head on sentence pairs (Devlin et al. 2019, sec. 3.1; Lan et al. 2020, sec. 3.1).
-
-    name: a key of SENTENCE_PAIR_LABELS, whose label 0 is a second text that follows the first:
-        create_pretraining_data.py of google-research/bert and google-research/albert
-    source: as in TextClassification; None to predict without examples
-
-    Training continues with the checkpoint's head; a checkpoint without it is refused.
-    """
-
-    kind = "next-sentence"
-    names = tuple(SENTENCE_PAIR_LABELS)
-    options = ()
-    kinds = {}
-    pretrained_head = True
-    example_texts = {PAIR[0]: "Ada Lovelace was born in London.", PAIR[1]: "She grew up there."}
-
-    def __init__(self, name: str = kind, source: Source | None = None) -> None:
-        super().__init__(SENTENCE_PAIR_LABELS[name], text=PAIR, name=name, source=source)
-
-    @classmethod
-    def open(cls, name: str, source: Source | None = None, **options: Any) -> "NextSentence":
-        return super(TextClassification, cls).open(name, source, **options)
-
-    def check_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Raises BertKerasError for a checkpoint without the head, or with the head of the other task."""
-        named = checkpoint.prefix
-        if not any(name.startswith(f"{HEAD}/") for name in checkpoint.tensors):
-            raise BertKerasError(
-                f"{named}the checkpoint has no {self.name} head; give one that was pre-trained on sentence pairs, such as "
-                "bert-base-uncased."
-            )
-        # The labels in config.json tell which task the head has learned, or else the architecture.
-        by_labels = {tuple[str, ...](labels): name for name, labels in SENTENCE_PAIR_LABELS.items()}
-        usual = "sentence-order" if "albert" in checkpoint.config.model_types() else self.kind
-        if (learned := by_labels.get(checkpoint.labels or (), usual)) != self.name:
-            raise BertKerasError(
-                f"{named}the checkpoint's head predicts {learned} ({', '.join(SENTENCE_PAIR_LABELS[learned])}), "
-                f"not {self.name}; take the task {learned}, or another checkpoint."
-            )
-
-    def model(self, encoder: BertEncoder) -> keras.Model:
-        """Features -> logits float32 [B, 2]."""
-        inputs = encoder_inputs()
-        head = NextSentenceHead(config=encoder.config, name=HEAD, dtype=encoder.dtype_policy)
-        return keras.Model(inputs, head(encoder(inputs)[POOLED_OUTPUT]), name="next_sentence_model")
-
-    def to_json(self) -> dict[str, Any]:
-        return Task.to_json(self)
-
-    @classmethod
-    def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "NextSentence":
-        return super(TextClassification, cls).from_json(kept, source)

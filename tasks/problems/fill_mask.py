@@ -74,6 +74,8 @@ class FillMask(Task):
     measure, measures = "accuracy", ("accuracy", f"top_{NEAR}", "mean_reciprocal_rank")
     lists = {"mask": START}
     pretrained_head = True
+    head = "masked_lm"
+    architectures = ("ForMaskedLM", "ForPreTraining")
     example_texts = {TEXT: "The capital of France is [MASK]."}
 
     def __init__(self, source: Source | None = None, *, top_k: int = FillMaskOptions.top_k) -> None:

@@ -34,6 +34,7 @@ class LabelType(NamedTuple):
     measures: the measures of a problem that names none
     plain: names in MEASURES that apply to the type; `measure_of` has the scores of labels too
     least: the smallest number of labels
+    answers: the meaning of the numbers that it predicts
     """
 
     loss: Callable[[Any, Any], Any]
@@ -44,6 +45,7 @@ class LabelType(NamedTuple):
     measures: tuple[str, ...]
     plain: tuple[str, ...]
     least: int
+    answers: str
 
 
 def _decode_class(logits: tf.Tensor, names: Names) -> dict[str, tf.Tensor]:
@@ -72,6 +74,7 @@ LABEL_TYPES = {
         measures=("accuracy",),
         plain=("accuracy", "matthews"),
         least=2,
+        answers="probabilities by a softmax",
     ),
     "score": LabelType(
         loss=squared_error,
@@ -82,6 +85,7 @@ LABEL_TYPES = {
         measures=("spearman", "pearson"),
         plain=("spearman", "pearson"),
         least=0,
+        answers="the raw score of one output",
     ),
     "multi": LabelType(
         loss=binary_cross_entropy,
@@ -92,6 +96,7 @@ LABEL_TYPES = {
         measures=("f1",),
         plain=("accuracy",),
         least=1,
+        answers="a probability for each label by a sigmoid",
     ),
 }
 

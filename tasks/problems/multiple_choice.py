@@ -85,6 +85,8 @@ class MultipleChoice(Task):
 
     kind = "multiple-choice"
     names = tuple(FILES)
+    head = "classifier"
+    architectures = ("ForMultipleChoice",)
     options = names_of(ChoiceOptions)
     kinds = field_types(ChoiceOptions)
     measure, measures = "accuracy", ("accuracy",)

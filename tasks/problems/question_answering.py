@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
+from bert_keras.checkpoints.checkpoint import Checkpoint
 from bert_keras.errors import BertKerasError
 from bert_keras.features import (
     END_BYTES,
@@ -74,6 +75,8 @@ class QuestionAnswering(Task):
 
     kind = "question-answering"
     names = tuple(VERSIONS)
+    head = "qa_outputs"
+    architectures = ("ForQuestionAnswering",)
     options = names_of(SquadOptions)
     kinds = {**field_types(SquadOptions), "tau": NUMBER}
     optional = ("answer_language",)
@@ -104,6 +107,14 @@ class QuestionAnswering(Task):
         self.doc_stride, self.max_query_length = doc_stride, max_query_length
         self.max_answer_length, self.n_best, self.answer_language = max_answer_length, n_best, answer_language
         SquadOptions(**{option: getattr(self, option) for option in self.options})
+
+    @classmethod
+    def from_checkpoint(
+        cls, checkpoint: Checkpoint, source: Source | None = None, **options: Any
+    ) -> "QuestionAnswering":
+        """Answers without "no answer", which a checkpoint cannot tell. In a short encoder, a question takes half of it."""
+        longest = min(SquadOptions.max_query_length, checkpoint.config.max_length // 2)
+        return cls("squad1.1", source, **({"max_query_length": longest} | options))
 
     def examples(self, split: str) -> tf.data.Dataset:
         """Questions in the order of the file, with scalar features.

@@ -6,8 +6,31 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from bert_keras.features import EXAMPLE_INDEX, WORD_INDEX
+from bert_keras.tasks.data.conll import OUTSIDE
 from bert_keras.tasks.task import Features, Raw
+from bert_keras.text.tokenizer import Tokenizer
 from bert_keras.text.words import TOKENS, find_words
+
+# Bytes of the words of tokens, int32 [B, N], -1 in padding.
+TOKEN_WORDS = ("token_word_starts", "token_word_ends")
+
+
+def find_words_of_tokens(text: tf.Tensor, tokenizer: Tokenizer) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
+    """The words of text, string [B], that a tokenizer makes: starts and ends, ragged int32 [B, (N)], bytes."""
+    ids, starts, ends = tokenizer.tokenize_with_offsets(text)
+    rows = ids.value_rowids()
+    first = tf.not_equal(rows, tf.concat([[-1], rows[:-1]], axis=0))
+    opens = [text.startswith(b" ") for text in tokenizer.texts]
+    begins = first | tf.gather(tf.constant(opens), ids.values)
+    last = tf.concat([begins[1:], [True]], axis=0)[: tf.size(begins)]
+    return tf.ragged.boolean_mask(starts, ids.with_values(begins)), tf.ragged.boolean_mask(
+        ends, ids.with_values(last)
+    )
+
+
+def type_of(tag: str) -> str:
+    """The type of the entities of a tag, the text after its first hyphen; "O" has the type "O"."""
+    return tag.partition("-")[2] or tag
 
 
 class TaggedWords(NamedTuple):
@@ -29,7 +52,10 @@ def decode_words(outputs: tf.Tensor, features: Features, raw: Raw, letters: "Let
     """Logits float32 [W, S, C] -> the words of the batch. A word without a token gets label 0 and score 0."""
     at = tf.where(features[WORD_INDEX] >= 0)
     best = tf.gather_nd(tf.nn.softmax(outputs), at)  # [P, C], for the words with a token
-    starts, ends = find_words(raw)
+    if TOKEN_WORDS[0] in features:
+        starts, ends = (tf.RaggedTensor.from_tensor(features[name], padding=-1) for name in TOKEN_WORDS)
+    else:
+        starts, ends = find_words(raw)
     row = tf.gather(features[EXAMPLE_INDEX], at[:, 0])
     word = tf.gather(starts.row_starts(), row) + tf.cast(tf.gather_nd(features[WORD_INDEX], at), tf.int64)
     size = tf.shape(starts.values, out_type=tf.int64)
@@ -46,11 +72,18 @@ def decode_words(outputs: tf.Tensor, features: Features, raw: Raw, letters: "Let
 def decode_entities(
     words: TaggedWords, label_names: Sequence[str], letters: "Letters"
 ) -> dict[str, tf.Tensor]:
-    """The entities of the words' IOB2 tags, [B, E], as in `Tagging.decode`, without their characters."""
-    prefixes, kinds = zip(*[label.partition("-")[::2] for label in label_names], strict=True)
-    types = sorted({*kinds} - {""})
-    kind = tf.gather([types.index(kind) if kind else -1 for kind in kinds], words.labels)
-    begins = tf.gather([prefix == "B" for prefix in prefixes], words.labels)
+    """The entities of the words' tags, [B, E], as in `Tagging.decode`.
+
+    "B-" begins an entity, and "I-" continues an entity of its type; a tag without them continues itself, and the text after its
+    first hyphen is the type (transformers TokenClassificationPipeline.group_entities).
+    """
+    kinds = [tag[2:] if tag.startswith(("B-", "I-")) else tag for tag in label_names]
+    inside_of = [
+        -1 if tag == OUTSIDE else kinds.index(kind) for tag, kind in zip(label_names, kinds, strict=True)
+    ]
+    types = [type_of(tag) for tag in label_names]
+    kind = tf.where(words.scores > 0, tf.gather(inside_of, words.labels), -1)
+    begins = tf.gather([tag.startswith("B-") for tag in label_names], words.labels)
     before = tf.where(words.first_in_sentence, -1, tf.concat([[-1], kind[:-1]], axis=0))
     first = (kind >= 0) & (begins | (kind != before))
     inside = tf.where(kind >= 0)[:, 0]
@@ -60,7 +93,7 @@ def decode_entities(
     starts, ends = words.starts, words.ends
     rows = tf.gather(starts.value_rowids(), first)
     start, end = tf.gather(starts.values, first), tf.gather(ends.values, last)
-    text, label = letters.cut(rows, start, end), tf.gather(tf.constant(types), tf.gather(kind, first))
+    text, label = letters.cut(rows, start, end), tf.gather(tf.constant(types), tf.gather(words.labels, first))
     score = tf.math.segment_mean(tf.gather(words.scores, inside), entity)
 
     def pad(values: tf.Tensor, padding: Any) -> tf.Tensor:

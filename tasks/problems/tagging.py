@@ -5,7 +5,6 @@ the word's label, in the window that shows it with the most context (Devlin et a
 context).
 """
 
-import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from bert_keras.checkpoints.checkpoint import Checkpoint
+from bert_keras.checkpoints.labels import own_labels
 from bert_keras.errors import BertKerasError
 from bert_keras.features import EXAMPLE_INDEX, SEQUENCE_OUTPUT, WORD_INDEX
 from bert_keras.fields import field_types, names_of
@@ -31,13 +32,22 @@ from bert_keras.tasks.data.spans import Span
 from bert_keras.tasks.metrics import ERRORS_SHOWN, Table, plain
 from bert_keras.tasks.options import TAGGING_DEFAULTS, TaggingOptions
 from bert_keras.tasks.problems.class_metrics import keras_metrics
-from bert_keras.tasks.problems.tag_decoding import Letters, decode_entities, decode_words
+from bert_keras.tasks.problems.tag_decoding import (
+    TOKEN_WORDS,
+    Letters,
+    decode_entities,
+    decode_words,
+    find_words_of_tokens,
+)
 from bert_keras.tasks.task import Arrays, Features, Raw, Task
 from bert_keras.text.characters import to_characters
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.words import TEXT, TOKENS, find_words, split_text, split_words, take_text
 
 TAGS = "tags"
+# Where a word of raw text starts: by rules of white space and punctuation, as in CoNLL's files; or at each token that continues
+# no other, as transformers' pipelines have it.
+WORDS_OF_TEXT, WORDS_OF_TOKENS = "text", "tokens"
 _ENTITY = ("text", "label", "start", "end", "start_byte", "end_byte", "score")
 ENTITY = tuple(f"entity_{name}" for name in _ENTITY)
 CHUNK = 1024  # texts that are split into words at once
@@ -47,8 +57,9 @@ SHOWN = 20  # words of the first sentence that are shown before a training
 class Tagging(Task):
     """Named entity recognition on files in CoNLL's format, or on texts with entities as spans of characters.
 
-    labels: IOB2 tags, "O" first
+    labels: IOB2 tags, "O" first; or the tags of a checkpoint as they are
     scheme: a key of SCHEMES, the scheme of the files
+    words: the words of raw text, WORDS_OF_TEXT or WORDS_OF_TOKENS
     context: "document" reads a sentence within its document, "sentence" reads it alone
     doc_stride: tokens from the start of one window to the start of the next
     word_column, tag_column: those of the files, as `conll.read_corpus` takes them
@@ -59,14 +70,20 @@ class Tagging(Task):
 
     kind = "tagging"
     names = ("conll2003",)
+    head = "classifier"
+    architectures = ("ForTokenClassification",)
     options = names_of(TaggingOptions)
     outputs = (SEQUENCE_OUTPUT,)
     measure, measures = "f1", ("f1", "precision", "recall", "accuracy")
     windowed = True
     lists = {"entity": "entity_start_byte"}
-    kinds = {"scheme": one_of(SCHEMES), **field_types(TaggingOptions)}
     optional = ("word_column", "tag_column")
     _about = ""
+    kinds = {
+        "scheme": one_of(SCHEMES),
+        "words": one_of((WORDS_OF_TEXT, WORDS_OF_TOKENS)),
+        **field_types(TaggingOptions),
+    }
 
     def __init__(
         self,
@@ -77,6 +94,7 @@ class Tagging(Task):
         doc_stride: int = TaggingOptions.doc_stride,
         word_column: str | None = None,
         tag_column: str | None = None,
+        words: str = WORDS_OF_TEXT,
         source: Source | None = None,
         name: str = "conll2003",
     ) -> None:
@@ -86,7 +104,7 @@ class Tagging(Task):
                 f"the label {blank[0]!r} has a blank, which separates tags; write {'_'.join(blank[0].split())!r}."
             )
         self.name, self.source = name, source
-        self.label_names, self.scheme = tuple(labels), scheme
+        self.label_names, self.scheme, self.words = tuple(labels), scheme, words
         self.context, self.doc_stride = context, doc_stride
         self.word_column, self.tag_column = word_column, tag_column
         self.defaults = TAGGING_DEFAULTS[context]
@@ -128,6 +146,14 @@ class Tagging(Task):
 
     def _corpus(self, split: str) -> Corpus:
         return conll.load_corpus(self.source, split, word=self.word_column, tag=self.tag_column)
+
+    @classmethod
+    def from_checkpoint(
+        cls, checkpoint: Checkpoint, source: Source | None = None, **options: Any
+    ) -> "Tagging":
+        """The tags of a checkpoint as they are, for words of its tokens."""
+        labels = own_labels(checkpoint, cls.head)
+        return cls(labels, scheme="IOB2", words=WORDS_OF_TOKENS, source=source, **options)
 
     def _units(self, corpus: Corpus) -> list[list[Sentence]]:
         """The documents or single sentences that are examples. Raises BertKerasError for unmarked documents."""
@@ -232,9 +258,14 @@ class Tagging(Task):
         return np.array([" ".join(row).encode() for row in tags], object)
 
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
-        """Windows of the text with `word_index`: raw [B] -> [W, S]."""
-        starts, _ = find_words(raw)
-        return preprocess.words(take_text(raw), starts, doc_stride=self.doc_stride)
+        """Windows of the text with `word_index`: raw [B] -> [W, S]; words of tokens with TOKEN_WORDS."""
+        text = take_text(raw)
+        if self.words == WORDS_OF_TEXT or TOKENS in raw:
+            return preprocess.words(text, find_words(raw)[0], doc_stride=self.doc_stride)
+        spans = find_words_of_tokens(text, preprocess.tokenizer)
+        features = preprocess.words(text, spans[0], doc_stride=self.doc_stride)
+        padded = (tf.ensure_shape(span.to_tensor(-1), [None, None]) for span in spans)
+        return features | dict(zip(TOKEN_WORDS, padded, strict=True))
 
     def look_up_labels(self, raw: Raw) -> tf.RaggedTensor:
         """The label ids of the words: ragged int32 [B, (N)], -1 for a tag that `label_names` lacks."""
@@ -271,7 +302,8 @@ class Tagging(Task):
         letters = Letters(take_text(raw))
         words = decode_words(outputs, features, raw, letters)
         between = tf.where(words.first_in_row, "", tf.where(words.first_in_sentence, "\n", " "))
-        tags = between + tf.gather(tf.constant(self.label_names), words.labels)
+        names = tf.gather(tf.constant(self.label_names), words.labels)
+        tags = between + tf.where(words.scores > 0, names, OUTSIDE)
         rows, count = words.starts.value_rowids(), words.starts.nrows()
         joined = tf.strings.unsorted_segment_join(tags, rows, num_segments=count)
         found = {TAGS: joined} | decode_entities(words, self.label_names, letters)
@@ -287,7 +319,7 @@ class Tagging(Task):
     def evaluate(self, predictions: Arrays, raw: Arrays) -> Iterator[tuple[str, float]]:
         """Yields F1, precision and recall of entities, and the accuracy of tags."""
         gold, predicted = _split_sentences(raw[TAGS]), _split_sentences(predictions[TAGS])
-        scores = metrics.entity_scores(gold, predicted)
+        scores = metrics.entity_scores(*map(_as_entities, (gold, predicted)))
         yield "f1", scores.f1
         yield "precision", scores.precision
         yield "recall", scores.recall
@@ -311,7 +343,7 @@ class Tagging(Task):
     def report(self, predictions: Arrays, raw: Arrays) -> Iterator[Table]:
         """F1 by type, and the most confident wrong entities."""
         gold, predicted = _split_sentences(raw[TAGS]), _split_sentences(predictions[TAGS])
-        by_type = metrics.entity_scores_by_type(gold, predicted)
+        by_type = metrics.entity_scores_by_type(*map(_as_entities, (gold, predicted)))
         columns = ("type", "f1", "precision", "recall", "entities")
         rows = [(kind, s.f1, s.precision, s.recall, s.entities) for kind, s in by_type.items()]
         yield Table("entities by type", columns, rows)
@@ -322,7 +354,8 @@ class Tagging(Task):
         """Yields each wrong entity: its score, text, type, and the gold tags of its words."""
         for i, (gold, predicted) in enumerate(zip(raw[TAGS], predictions[TAGS], strict=True)):
             column = 0  # decoded entities have the order of the words
-            for truth, guess in zip(_split_sentences([gold]), _split_sentences([predicted]), strict=True):
+            pairs = (_as_entities(_split_sentences([tags])) for tags in (gold, predicted))
+            for truth, guess in zip(*pairs, strict=True):
                 right = conll.find_entities(truth)
                 for entity in conll.find_entities(guess):
                     if entity not in right:
@@ -338,10 +371,10 @@ class Tagging(Task):
     def from_json(cls, kept: Mapping[str, Any], source: Source | None = None) -> "Tagging":
         kinds = {"name": one_of(cls.names), "labels": list_of(WORD), **cls.kinds}
         kept = checked_fields(kept, kinds, where="task", optional=cls.optional)
-        labels = [OUTSIDE, *(label for label in kept["labels"] if re.fullmatch("[BI]-.+", label, re.DOTALL))]
-        if list(kept["labels"]) != labels or len({*labels}) < len(labels):
+        labels = list(kept["labels"])
+        if len({*labels}) < len(labels) or len(labels) < 2 or any(tag.split() != [tag] for tag in labels):
             raise BertKerasError(
-                f"task: labels is {shortened(kept['labels'])}; expected {OUTSIDE!r} first, then B-TYPE and I-TYPE, each once."
+                f"task: labels is {shortened(labels)}; expected two or more tags without white space, each once."
             )
         return cls(source=source, **kept)
 
@@ -402,3 +435,11 @@ def _get_file(sentences: Sequence[Sentence]) -> str:
 
 def _split_sentences(tags: Iterable[bytes]) -> list[list[str]]:
     return [sentence.split(" ") for text in tags for sentence in text.decode().split("\n")]
+
+
+def _as_entities(sentences: list[list[str]]) -> list[list[str]]:
+    """Tags that measures read as entities: a tag of no scheme is a type that continues itself."""
+    return [
+        [tag if tag == OUTSIDE or conll.find_entities([tag]) else f"I-{tag}" for tag in sentence]
+        for sentence in sentences
+    ]

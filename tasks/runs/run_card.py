@@ -14,10 +14,12 @@ from bert_keras.checkpoints.checkpoint import variable_shapes
 from bert_keras.io.formats import version_of
 from bert_keras.model.feature_bilstm import bilstm_of
 from bert_keras.tasks.data.glue import CUSTOM
-from bert_keras.tasks.problems.classification import NextSentence, TextClassification
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.problems.fill_mask import FillMask
 from bert_keras.tasks.problems.multiple_choice import MultipleChoice
+from bert_keras.tasks.problems.next_sentence import NextSentence
 from bert_keras.tasks.problems.question_answering import QuestionAnswering
+from bert_keras.tasks.problems.replaced_tokens import ReplacedTokens
 from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.runs.ensemble import members_of
 from bert_keras.tasks.runs.run_folder import ORIGIN, Run
@@ -33,11 +35,12 @@ PIPELINES = {
     Tagging.kind: "token-classification",
     FillMask.kind: "fill-mask",
     NextSentence.kind: "text-classification",
+    ReplacedTokens.kind: "token-classification",
 }
 # The settings in task.json in words, by name; a false one is left out. "" for those that another row of the card tells, or that
 # concern files alone.
 SETTINGS = {
-    **dict.fromkeys(("name", "label_type", "label_column"), ""),
+    **dict.fromkeys(("name", "label_type", "label_column", "words"), ""),
     "doc_stride": "long texts are read in windows, which start {} tokens apart",
     "truncation": "of a text that does not fit, {} is kept",
     "max_query_length": "a question is cut after {} tokens",

@@ -40,10 +40,12 @@ from bert_keras.model.feature_bilstm import bilstm_of, bilstm_parameters
 from bert_keras.tasks.batches import predict
 from bert_keras.tasks.data.sources import Source
 from bert_keras.tasks.hparams import BILSTM_SETTINGS, Hparams
-from bert_keras.tasks.problems.classification import NextSentence, TextClassification
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.problems.fill_mask import FillMask
 from bert_keras.tasks.problems.multiple_choice import MultipleChoice
+from bert_keras.tasks.problems.next_sentence import NextSentence
 from bert_keras.tasks.problems.question_answering import QuestionAnswering
+from bert_keras.tasks.problems.replaced_tokens import ReplacedTokens
 from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.task import Task
 from bert_keras.tasks.training.loop import LOGS, RESULTS_FILE, TASK_FILE
@@ -66,7 +68,15 @@ from bert_keras.text.vocabulary import MERGES_TXT, SENTENCEPIECE, VOCAB_JSON, VO
 # task.json's "kind" -> the task. A new task needs a line here.
 TASKS: dict[str, type[Task]] = {
     task.kind: task
-    for task in (TextClassification, QuestionAnswering, MultipleChoice, Tagging, FillMask, NextSentence)
+    for task in (
+        TextClassification,
+        QuestionAnswering,
+        MultipleChoice,
+        Tagging,
+        FillMask,
+        NextSentence,
+        ReplacedTokens,
+    )
 }
 # Keys in results.json: file name -> SHA-256; the model that the run started from (`Checkpoint.origin`); the reason why the kept
 # epoch did not learn, or null. A run of a grid whose loss diverged has only the reason.
@@ -330,7 +340,7 @@ def _check_size(file: pathlib.Path, config: BertConfig, features: Mapping[str, A
 
 def run_of(
     task: Task,
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | checkpoints.Checkpoint,
     *,
     seq_length: int | None = None,
     truncation: str = "longest_first",
@@ -338,14 +348,14 @@ def run_of(
 ) -> Run:
     """Makes a run from a task and a checkpoint's weights, including heads, without training.
 
-    path: a path or a name for `checkpoints.read`
-    seq_length: in tokens; None takes all positions of the encoder, or the length in the tokenizer's files if that is less
+    path: a path or a name for `checkpoints.read`, or a Checkpoint
+    seq_length: in tokens; None takes all positions of the encoder
     features: the settings of a BiLSTM on frozen features, whose weights are in the folder's TOP
 
     Raises FileNotFoundError or ValueError for a missing or wrong file, with its name.
     """
-    model = checkpoints.resolve(path)
-    checkpoint = checkpoints.read(model)
+    checkpoint = path if isinstance(path, checkpoints.Checkpoint) else checkpoints.read(path)
+    folder = to_path(checkpoint.path)
     task.check_checkpoint(checkpoint)
     tokenizer = checkpoints.tokenizer_of(checkpoint)
     longest = min(
@@ -354,15 +364,15 @@ def run_of(
     seq_length = longest if seq_length is None else seq_length
     check_sizes(checkpoint.config, vocab_size=tokenizer.vocab_size, seq_length=seq_length)
     if features is not None:
-        _check_size(model.path / TOP, checkpoint.config, features)
+        _check_size(folder / TOP, checkpoint.config, features)
     encoder, made = network_of(task, checkpoint.config, features)
     if features is None:
         checkpoints.assign(checkpoint, encoder, **heads_of(made))
     else:
         checkpoints.assign(checkpoint, encoder, fresh=NEW_PARTS)
-        read_weights(model.path / TOP, paths_of(heads_of(made).values()), wanted_by=TASK_FILE)
+        read_weights(folder / TOP, paths_of(heads_of(made).values()), wanted_by=TASK_FILE)
     preprocess = Preprocessor(tokenizer, seq_length=seq_length, truncation=truncation, pad_to_longest=True)
-    return Run(task=task, preprocess=preprocess, model=made, path=model.path)
+    return Run(task=task, preprocess=preprocess, model=made, path=folder)
 
 
 def evaluate(run: Run, split: str, *, batch_size: int = 32) -> dict[str, float]:

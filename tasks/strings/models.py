@@ -14,9 +14,12 @@ from typing import Any
 import tensorflow as tf
 
 from bert_keras import checkpoints
+from bert_keras.checkpoints.checkpoint import choose_architecture
+from bert_keras.checkpoints.labels import is_unnamed, order_of, own_labels
 from bert_keras.checkpoints.sentence_transformers import read_sentence_settings
+from bert_keras.cli.console import note
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.io.paths import did_you_mean, for_tensorflow, to_path
+from bert_keras.io.paths import for_tensorflow, to_path
 from bert_keras.model.choices import PRECISIONS
 from bert_keras.tasks.data.conll import OUTSIDE
 from bert_keras.tasks.hparams import BILSTM_SETTINGS, Hparams
@@ -27,18 +30,23 @@ from bert_keras.tasks.options import (
     FillMaskOptions,
     SquadOptions,
     TaggingOptions,
+    WindowOptions,
 )
-from bert_keras.tasks.problems.classification import NextSentence, TextClassification
+from bert_keras.tasks.problems.classification import TextClassification, own_type
 from bert_keras.tasks.problems.embedding import Embedding
 from bert_keras.tasks.problems.fill_mask import FillMask
 from bert_keras.tasks.problems.multiple_choice import MultipleChoice
+from bert_keras.tasks.problems.next_sentence import NextSentence
 from bert_keras.tasks.problems.question_answering import QuestionAnswering
+from bert_keras.tasks.problems.replaced_tokens import ReplacedTokens
+from bert_keras.tasks.problems.tag_decoding import type_of
 from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.runs.ensemble import at_precision
-from bert_keras.tasks.runs.run_folder import KERAS, is_run, load_file, load_run
+from bert_keras.tasks.runs.own_head import assign, choose_head, describe, has_head, own_run
+from bert_keras.tasks.runs.run_folder import KERAS, Run, is_run, load_file, load_run
 from bert_keras.tasks.strings.text_model import TextModel
-from bert_keras.tasks.task import Problem, check_stride
-from bert_keras.tasks.training.task_model import check_sizes, heads_of, network_of
+from bert_keras.tasks.task import Problem, Task, check_stride
+from bert_keras.tasks.training.task_model import check_sizes, network_of
 from bert_keras.text.preprocessing import Preprocessor
 
 Checkpoint = str | pathlib.Path | checkpoints.Checkpoint
@@ -46,55 +54,64 @@ Checkpoint = str | pathlib.Path | checkpoints.Checkpoint
 
 def classifier(
     checkpoint: Checkpoint,
-    labels: Sequence[str],
+    labels: Sequence[str] | None = None,
     *,
     text: str | Sequence[str] = "text",
-    multi: bool = False,
+    multi: bool | None = None,
     pooling: str = ClassifierOptions.pooling,
     doc_stride: int | None = ClassifierOptions.doc_stride,
     truncation: str | None = ClassifierOptions.truncation,
     seq_length: int | None = None,
     dtype: Any = None,
+    keep_head: bool | None = None,
     feature_layers: str | None = None,
     **bilstm: Any,
 ) -> TextModel:
     """A classifier of texts, or of pairs of texts.
 
-    checkpoint: a path that `checkpoints.read` takes, or a Checkpoint; the classifier itself starts at random
-    labels: the names of the classes, in the order of their ids
+    checkpoint: a path that `checkpoints.read` takes, or a Checkpoint
+    labels: the names of the classes, in the order of their ids; None takes the checkpoint's own, with its classifier
     text: the name of the text, or the two names of a pair
-    multi: True where a text has any number of the labels
+    multi: True where a text has any number of the labels; None takes what the checkpoint says of the same labels, else False
+    keep_head: None starts with the checkpoint's own classifier where it has these labels, in any order; labels without names
+        (LABEL_0) get an equal number of yours. Else a new classifier starts at random. False always starts a new one, True
+        raises an error where None would
     pooling: "pooled" or "concat", the way in which the classifier reads the encoder
     doc_stride: tokens between the starts of two windows over a long text, or over the second text of a pair; None truncates
     truncation: the part to keep of one text that does not fit: "tail", or "head_tail" for a quarter of head and the rest of tail;
         None keeps its head
-    seq_length: longest text, pair or window in tokens, special tokens counted; None takes 128, or the encoder's length if that is
-        less
+    seq_length: longest text, pair or window in tokens, special tokens counted; None takes the encoder's length for a checkpoint's
+        own classifier, else 128 at most
     dtype: a dtype policy of Keras or its name: "mixed_bfloat16" trains in bfloat16 with float32 weights, "bfloat16" only
         predicts; None takes the global policy
     feature_layers: trains a BiLSTM on these layers of the frozen encoder in place of the encoder: a row of the paper's Table 7 or
         numbers of layers, as in `bert-keras finetune --feature-layers`
     bilstm: with feature_layers, its lstm_layers, lstm_units and lstm_dropout; the defaults are those of Hparams
 
-    Predictions: "label" and "probabilities" [N, C]; with `multi`, "labels" [N, C], "" where a label does not apply.
+    Predictions: "label" and "probabilities" [N, C]; with `multi`, "labels" [N, C], "" where a label does not apply; "score" [N]
+    for a checkpoint's own classifier of one output. One line says what was kept, and what starts at random.
     """
+    source = _read(checkpoint)
+    options: dict[str, Any] = {"pooling": pooling, "doc_stride": doc_stride, "truncation": truncation}
+    options["text"] = (text,) if isinstance(text, str) else text
+    if labels is None:
+        _check_own(TextClassification, source, give="labels")
+        options |= {} if multi is None else {"label_type": "multi" if multi else "class"}
+        problem = TextClassification.from_checkpoint(source, **options)
+        return _build(problem, source, seq_length, dtype, keep_head, feature_layers, bilstm, own=True)
     # A set has no order, and a dict's order is not that of its ids.
     several = isinstance(labels, Iterable) and not isinstance(labels, str | bytes | Set | Mapping)
     names = tuple(labels) if several else ()
+    if multi is None and has_head(TextClassification, source):
+        there = own_labels(source, TextClassification.head)
+        multi = order_of(names, there) is not None and own_type(source, TextClassification.head) == "multi"
     if len(names) < (1 if multi else 2) or not all(isinstance(name, str) for name in names):
         raise BertKerasError(
             f"labels is {labels!r}; give a list of {'one' if multi else 'two'} or more strings in the order of their ids, for "
             'example ["bad", "good"].'
         )
-    problem = TextClassification(
-        names,
-        text=(text,) if isinstance(text, str) else text,
-        label_type="multi" if multi else "class",
-        pooling=pooling,
-        doc_stride=doc_stride,
-        truncation=truncation,
-    )
-    return _build(problem, checkpoint, seq_length, dtype, feature_layers, bilstm)
+    problem = TextClassification(names, label_type="multi" if multi else "class", **options)
+    return _build(problem, source, seq_length, dtype, keep_head, feature_layers, bilstm)
 
 
 def regressor(
@@ -106,6 +123,7 @@ def regressor(
     truncation: str | None = ClassifierOptions.truncation,
     seq_length: int | None = None,
     dtype: Any = None,
+    keep_head: bool | None = None,
     feature_layers: str | None = None,
     **bilstm: Any,
 ) -> TextModel:
@@ -117,7 +135,7 @@ def regressor(
         doc_stride=doc_stride,
         truncation=truncation,
     )
-    return _build(problem, checkpoint, seq_length, dtype, feature_layers, bilstm)
+    return _build(problem, _read(checkpoint), seq_length, dtype, keep_head, feature_layers, bilstm)
 
 
 def question_answerer(
@@ -126,6 +144,7 @@ def question_answerer(
     unanswerable: bool = False,
     seq_length: int | None = None,
     dtype: Any = None,
+    keep_head: bool | None = None,
     feature_layers: str | None = None,
     **options: Any,
 ) -> TextModel:
@@ -142,33 +161,48 @@ def question_answerer(
     bilstm = {name: options.pop(name) for name in BILSTM_SETTINGS if name in options}
     chosen = dataclasses.asdict(SquadOptions(**options))
     problem = QuestionAnswering("squad2.0" if unanswerable else "squad1.1", **chosen)
-    return _build(problem, checkpoint, seq_length, dtype, feature_layers, bilstm)
+    return _build(problem, _read(checkpoint), seq_length, dtype, keep_head, feature_layers, bilstm)
 
 
 def tagger(
     checkpoint: Checkpoint,
-    entities: Sequence[str],
+    entities: Sequence[str] | None = None,
     *,
     doc_stride: int = TaggingOptions.doc_stride,
     seq_length: int | None = None,
     dtype: Any = None,
+    keep_head: bool | None = None,
     feature_layers: str | None = None,
     **bilstm: Any,
 ) -> TextModel:
     """The named entities of texts of any length.
 
-    entities: the types, such as ["PER", "LOC"]; the tags are "O" and, for each type, "B-TYPE" and "I-TYPE"
+    entities: the types, such as ["PER", "LOC"]; the tags are "O" and, for each type, "B-TYPE" and "I-TYPE". None, or the
+        types of the checkpoint's own tags, take these tags as they are
     feature_layers, bilstm: as in `classifier`
 
     `fit` takes lists of words and lists of tags, or strings and lists of (start, end, label) in characters; `predict` takes words
     or strings, which the model splits into words. Predictions: "tags" [N], joined like the words, and "entity_text",
     "entity_label", "entity_score", "entity_start", "entity_end" in characters, and bytes [N, E].
     """
+    source = _read(checkpoint)
+    options: dict[str, Any] = {"context": "sentence", "doc_stride": doc_stride}
+    if entities is None:
+        _check_own(Tagging, source, give="entities")
+        problem = Tagging.from_checkpoint(source, **options)
+        return _build(problem, source, seq_length, dtype, keep_head, feature_layers, bilstm, own=True)
     if not entities or isinstance(entities, str):
         raise BertKerasError('give the types of entities as a list, for example ["PER", "LOC"].')
-    labels = [OUTSIDE, *sorted(f"{prefix}-{kind}" for kind in entities for prefix in "BI")]
-    problem = Tagging(labels, scheme="IOB2", context="sentence", doc_stride=doc_stride)
-    return _build(problem, checkpoint, seq_length, dtype, feature_layers, bilstm)
+    labels = [OUTSIDE, *(f"{prefix}-{kind}" for kind in entities for prefix in "BI")]
+    there = own_labels(source, Tagging.head) if has_head(Tagging, source) else ()
+    if {*map(type_of, there)} - {OUTSIDE} == {*entities}:
+        problem = Tagging.from_checkpoint(source, **options)
+    else:  # tags without names have the order of the types
+        labels = (
+            labels if is_unnamed(there) and len(there) == len(labels) else sorted(labels, key=_outside_first)
+        )
+        problem = Tagging(labels, scheme="IOB2", **options)
+    return _build(problem, source, seq_length, dtype, keep_head, feature_layers, bilstm)
 
 
 def chooser(
@@ -177,6 +211,7 @@ def chooser(
     *,
     seq_length: int | None = None,
     dtype: Any = None,
+    keep_head: bool | None = None,
     feature_layers: str | None = None,
     **bilstm: Any,
 ) -> TextModel:
@@ -187,7 +222,7 @@ def chooser(
     Texts: the columns "context" [N] and "endings" [N, K]. Predictions: "label", an index, "ending" and "probabilities" [N, K].
     """
     problem = MultipleChoice(num_choices=num_choices)
-    return _build(problem, checkpoint, seq_length, dtype, feature_layers, bilstm)
+    return _build(problem, _read(checkpoint), seq_length, dtype, keep_head, feature_layers, bilstm)
 
 
 def masked_lm(
@@ -202,7 +237,21 @@ def masked_lm(
     `fit` takes texts with one "[MASK]" and answers of one token. Predictions: "filled" [N], and "mask_tokens" and "mask_scores"
     [N, M, k] of the M masks of a text.
     """
-    return _build(FillMask(top_k=top_k), checkpoint, seq_length, dtype)
+    return _build(FillMask(top_k=top_k), _read(checkpoint), seq_length, dtype)
+
+
+def replaced_tokens(
+    checkpoint: Checkpoint,
+    *,
+    doc_stride: int = WindowOptions.doc_stride,
+    seq_length: int | None = None,
+    dtype: Any = None,
+) -> TextModel:
+    """The probability of each token that a generator wrote it, by ELECTRA's discriminator (Clark et al. 2020); nothing to train.
+
+    Predictions: "token_text", "token_score" and bytes [N, T]. Raises BertKerasError for a checkpoint without the head.
+    """
+    return _build(ReplacedTokens(doc_stride=doc_stride), _read(checkpoint), seq_length, dtype)
 
 
 def next_sentence(checkpoint: Checkpoint, *, seq_length: int | None = None, dtype: Any = None) -> TextModel:
@@ -211,7 +260,7 @@ def next_sentence(checkpoint: Checkpoint, *, seq_length: int | None = None, dtyp
     Texts: the columns "sentence" and "next_sentence". Predictions: "label", which is "is_next" or "not_next", and "probabilities"
     [N, 2] in this order. Raises BertKerasError for a checkpoint without a next-sentence head.
     """
-    return _build(NextSentence(), checkpoint, seq_length, dtype)
+    return _build(NextSentence(), _read(checkpoint), seq_length, dtype)
 
 
 def sentence_order(checkpoint: Checkpoint, *, seq_length: int | None = None, dtype: Any = None) -> TextModel:
@@ -219,7 +268,7 @@ def sentence_order(checkpoint: Checkpoint, *, seq_length: int | None = None, dty
 
     As `next_sentence`, with the labels "in_order" and "swapped".
     """
-    return _build(NextSentence("sentence-order"), checkpoint, seq_length, dtype)
+    return _build(NextSentence("sentence-order"), _read(checkpoint), seq_length, dtype)
 
 
 def embedder(
@@ -258,75 +307,120 @@ def embedder(
 def load(
     path: str | pathlib.Path, *, compile: bool = True, dtype: str | None = None, safe_mode: bool = True
 ) -> Any:
-    """A saved model: a `.keras` file or the folder of a run as a TextModel, an exported SavedModel as TensorFlow loads it.
+    """A saved model, or a checkpoint with the task of its head.
 
-    compile: False leaves out the optimizer, the loss and the metrics of a `.keras` file, as in Keras' `load_model`; the other two
+    A `.keras` file, the folder of a run, and a checkpoint by path or name are a TextModel; an exported SavedModel is loaded as
+    TensorFlow does it.
+
+    compile: False leaves out the optimizer, the loss and the metrics of a `.keras` file, as in Keras' `load_model`; the others
         have none
     safe_mode: False lets a `.keras` file run code, such as a Lambda or the SavedModel of a HubLayer: only if you trust it
-    dtype: of a run: "bfloat16" or "float16" rounds its weights, to predict only; None takes float32. The other two have a format
-        of their own
+    dtype: of a run or a checkpoint: "bfloat16" or "float16" rounds its weights, to predict only; None takes float32. The others
+        have a format of their own
 
-    Raises MissingFileError where there is none of these, BertKerasError for one that is damaged.
+    Raises MissingFileError where there is none of these, BertKerasError for one that is damaged, and for a checkpoint without a
+    head.
     """
-    path = to_path(path)
+    given, path = path, to_path(path)
     if dtype is not None and dtype not in PRECISIONS:
         raise BertKerasError(f"dtype is {dtype!r}; give one of {', '.join(PRECISIONS)}.")
-    if dtype is not None and path.exists() and not is_run(path):
+    file = _find_export(path)
+    if dtype is not None and (file is not None or (path.suffix == KERAS and path.exists())):
         raise BertKerasError(
             f"dtype is {dtype!r} and {path} is no run; a .keras file and an export have a format of their own."
         )
     if path.suffix == KERAS:
         return load_file(path, compile=compile, safe_mode=safe_mode)
-    if is_run(path):
-        run = at_precision(load_run(path), dtype)
+    if file is None:
+        run = at_precision(load_run(path) if is_run(path) else _load_own(given), dtype)
         return TextModel(run.task, run.preprocess, run.model)
-    versions = [found for found in path.glob("*/saved_model.pb") if found.parent.name.isdecimal()]
-    file = path / "saved_model.pb"
-    if not file.is_file() and versions:
-        file = max(versions, key=lambda found: int(found.parent.name))
-    if not file.is_file():
-        close = "" if path.exists() else did_you_mean(path)
-        raise MissingFileError(
-            f"{path} is no .keras file, no run and no exported model{close}; give one of them."
-        )
     from bert_keras.text import normal_forms  # noqa: F401  registers the ops of the graph
 
     with for_tensorflow(file.parent) as named:
         return tf.saved_model.load(str(named))
 
 
+def _find_export(path: pathlib.Path) -> pathlib.Path | None:
+    """The graph of an exported version, or of the newest version in a folder; None where there is none."""
+    versions = [found for found in path.glob("*/saved_model.pb") if found.parent.name.isdecimal()]
+    file = path / "saved_model.pb"
+    if not file.is_file() and versions:
+        file = max(versions, key=lambda found: int(found.parent.name))
+    return file if file.is_file() else None
+
+
+def _load_own(path: str | pathlib.Path) -> Run:
+    """A checkpoint as a run of its own task. Raises MissingFileError where nothing that can be loaded is there."""
+    try:
+        return own_run(path)
+    except MissingFileError as error:
+        if not to_path(path).is_dir():
+            raise
+        raise MissingFileError(
+            f"{path} is no .keras file, no run, no exported model and no checkpoint; give one of them."
+        ) from error
+
+
+def _read(checkpoint: Checkpoint) -> checkpoints.Checkpoint:
+    return checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
+
+
+def _check_own(problem: type[Task], source: checkpoints.Checkpoint, *, give: str) -> None:
+    """Raises BertKerasError for a checkpoint without a head of the problem, whose labels were left out."""
+    if not has_head(problem, source):
+        raise BertKerasError(
+            f"{source.prefix}the checkpoint has no head of {problem.kind} (its class is {choose_architecture(source)}), so it "
+            f"has no labels of its own; give {give}."
+        )
+
+
+def _outside_first(tag: str) -> tuple[bool, str]:
+    return tag != OUTSIDE, tag
+
+
 def _build(
     problem: Problem,
-    checkpoint: Checkpoint,
+    source: checkpoints.Checkpoint,
     seq_length: int | None,
     dtype: Any,
+    keep_head: bool | None = None,
     feature_layers: str | None = None,
     bilstm: Mapping[str, Any] | None = None,
+    *,
+    own: bool = False,
 ) -> TextModel:
-    """The problem's model with the weights of a checkpoint. Raises as `checkpoints.read`, and for sizes that do not fit."""
+    """The problem's model with the weights of a checkpoint. Raises as `checkpoints.read`, and for sizes that do not fit.
+
+    own: True says in a line which task the checkpoint has
+    """
     bilstm = bilstm or {}
     if unknown := [name for name in bilstm if name not in BILSTM_SETTINGS]:
         raise BertKerasError(
             f"there is no argument {unknown[0]}; a BiLSTM on feature_layers has {', '.join(BILSTM_SETTINGS)}."
         )
     features = Hparams(feature_layers=feature_layers, **bilstm).features  # None for fine-tuning
-    source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
+    if features is not None and keep_head:
+        raise BertKerasError(
+            "keep_head does not apply with feature_layers, whose head is on a new BiLSTM; leave it out."
+        )
     if source.tensors:
         problem.check_checkpoint(source)
+    head = choose_head(problem, source, keep_head=keep_head if features is None else False)
     tokenizer = checkpoints.tokenizer_of(source)
     if seq_length is None:
         usual = problem.defaults.get("seq_length", Hparams.seq_length)  # type: ignore[attr-defined]
-        seq_length = min(usual, source.config.max_length, source.vocabulary.max_length or usual)
+        longest = min(source.config.max_length, source.vocabulary.max_length or source.config.max_length)
+        seq_length = longest if head.kept else min(usual, longest)
     check_sizes(source.config, vocab_size=tokenizer.vocab_size, seq_length=seq_length)
     check_stride(problem, tokenizer, seq_length=seq_length)
     encoder, network = network_of(problem, source.config, features, dtype=dtype)
     if source.tensors:
-        heads = heads_of(network)
-        kept = heads if problem.pretrained_head else {}
-        report = checkpoints.assign(source, encoder, fresh=("pooler", "bilstm", *heads), **kept)
-        if lost := [name for name in kept if any(at.split("/")[0] == name for at in report.fresh)]:
+        _, lines = assign(head, encoder, network)
+        for line in [describe(problem, source), *lines] if own and head.kept else lines:
+            note(line)
+        if problem.pretrained_head and not head.kept:
             warnings.warn(
-                f"the checkpoint has no {', '.join(lost)} head, which {problem.name} reads: it starts at random and its "
+                f"the checkpoint has no {problem.head} head, which {problem.name} reads: it starts at random and its "
                 "predictions mean nothing before fit(); give a checkpoint that was pre-trained with it, such as "
                 "bert-base-uncased.",
                 stacklevel=3,
