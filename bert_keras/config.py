@@ -200,8 +200,10 @@ class BertConfig(Checked):
         return self._to_form(GOOGLE)
 
     @classmethod
-    def from_hugging_face(cls, fields: Mapping[str, Any]) -> "BertConfig":
+    def from_hugging_face(cls, fields: Mapping[str, Any], *, strict: bool = False) -> "BertConfig":
         """From the contents of a Hugging Face `config.json`; `model_type` is one of MODEL_TYPES, `bert` if it is absent.
+
+        strict: True makes an unknown key an error
 
         Raises ValueError if a model of that type would compute other numbers than our encoder.
         """
@@ -211,7 +213,7 @@ class BertConfig(Checked):
                 f"model_type is {shortened(model_type)} in a config.json (Hugging Face), which changes the numbers and is not "
                 f"supported; wanted {' or '.join(repr(known) for known in MODEL_TYPES)}."
             )
-        return cls._from_form(fields, HUGGING_FACE[model_type])
+        return cls._from_form(fields, HUGGING_FACE[model_type], strict=strict)
 
     def to_hugging_face(self, model_type: str | None = None) -> dict[str, Any]:
         """The contents of a Hugging Face `config.json`.
@@ -235,8 +237,8 @@ class BertConfig(Checked):
         return tuple(name for name, form in HUGGING_FACE.items() if form.says(ours, defaults))
 
     @classmethod
-    def _from_form(cls, fields: Mapping[str, Any], form: Form) -> "BertConfig":
-        ours = form.read(fields)
+    def _from_form(cls, fields: Mapping[str, Any], form: Form, *, strict: bool = False) -> "BertConfig":
+        ours = form.read(fields, strict=strict)
         try:
             return cls(**ours)
         except ValueError as error:

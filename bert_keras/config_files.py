@@ -50,11 +50,12 @@ class Form:
             and all(ours[name] == unsaid[name] for name in set(ours) - set(self.keys.values()))
         )
 
-    def read(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def read(self, fields: Mapping[str, Any], *, strict: bool = False) -> dict[str, Any]:
         """The contents of a file -> our fields.
 
+        strict: True makes an unknown key an error; else one warning names all
+
         Raises BertKerasError for a missing key, and for a value that changes the numbers and is not supported.
-        Warns of unknown keys.
         """
         if missing := [key for key in self.required if key not in fields]:
             raise BertKerasError(
@@ -67,8 +68,13 @@ class Form:
                     f"wanted {' or '.join(repr(value) for value in allowed)}."
                 )
         known = set(self.keys) | set(self.fixed) | self.metadata
-        if unknown := sorted(set(fields) - known):
-            warnings.warn(f"ignoring unknown key {_some(unknown)} in a {self.name}", stacklevel=4)
+        unknown = _some(set(fields) - known)
+        if unknown and strict:
+            raise BertKerasError(
+                f"unknown key {unknown} in a {self.name} that this package wrote; read it with the version that wrote it."
+            )
+        if unknown:
+            warnings.warn(f"ignoring unknown key {unknown} in a {self.name}", stacklevel=5)
         ours = {
             self.keys[key]: value for key, value in (self.defaults | dict(fields)).items() if key in self.keys
         } | self.means
@@ -146,10 +152,10 @@ _OURS = {
 _TYPES = {"type_vocab_size": 1}  # their models look a type up for every token
 _REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 _FIXED = {
-    "position_embedding_type": ("absolute",),
-    "is_decoder": (False,),
-    "is_encoder_decoder": (False,),
-    "add_cross_attention": (False,),
+    "position_embedding_type": ("absolute", None),
+    "is_decoder": (False, None),
+    "is_encoder_decoder": (False, None),
+    "add_cross_attention": (False, None),
     "pruned_heads": ({}, None),
     "quantization_config": (None,),
 }

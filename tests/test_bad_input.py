@@ -75,7 +75,7 @@ CASES = [
     ("vocabulary not UTF-8", FINETUNE, append("checkpoint/vocab.txt", b"\xff\n"), "vocab.txt.*not.* UTF-8"),
     ("cut weights", FINETUNE, cut("checkpoint/model.safetensors", 0.5),
      "model.safetensors is cut short or not a safetensors file"),
-    ("empty weights", INFO, cut("checkpoint/model.safetensors", 0), "model.safetensors is cut short or not"),
+    ("empty weights", INFO, cut("checkpoint/model.safetensors", 0), "model.safetensors is empty"),
     ("weights of another model", FINETUNE, rewrite("checkpoint/config.json", hidden_size=64),
      r"has shape \[.*48\]; the config wants \[.*64\]: weights and config belong to different models"),
     ("fewer layers than the config", FINETUNE, rewrite("checkpoint/config.json", num_hidden_layers=2),

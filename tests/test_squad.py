@@ -15,6 +15,7 @@ import tensorflow as tf
 from questions import NORMANS, question, read, small, write  # noqa: F401
 from runs import SIZES, write_checkpoint
 
+from bert_keras.checkpoints.hugging_face import TASK_FILE
 from bert_keras.config import BertConfig
 from bert_keras.features import END_BYTES, EXAMPLE_INDEX, INPUT_MASK, MAX_CONTEXT, START_BYTES
 from bert_keras.model.encoder import BertEncoder
@@ -27,7 +28,7 @@ from bert_keras.tasks.problems.question_answering import NBEST, OFFSETS, PADDING
 from bert_keras.tasks.runs.ensemble import load_runs
 from bert_keras.tasks.runs.run_folder import Run, evaluate, load_run
 from bert_keras.tasks.task import model_inputs
-from bert_keras.tasks.training.loop import RESULTS_FILE, TASK_FILE
+from bert_keras.tasks.training.loop import RESULTS_FILE
 from bert_keras.text.preprocessing import Preprocessor
 
 # Model

@@ -30,12 +30,14 @@ from bert_keras.checkpoints.weights import (
     read_tensors,
     refuse_lacking,
     refuse_not_finite,
+    warn_of_layers,
     with_max_positions,
     with_vocab_size,
 )
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError, first_names
 from bert_keras.io.folders import atomic_folder, refuse_partial
+from bert_keras.io.other_files import describe_folder, describe_name
 from bert_keras.io.paths import is_remote, refuse_remote_weights, to_path
 from bert_keras.text.vocabulary import SENTENCEPIECE, VOCAB_TXT, Vocabulary, read_vocabulary
 
@@ -89,6 +91,7 @@ def read(path: Path) -> Checkpoint:
     vocabulary = _tokenizer_of_folder(form, root, config)
     with form.open(root, config) as source:
         tensors, unknown = read_tensors(form, config, source)
+        warn_of_layers(config, source, unknown)
     checkpoint = Checkpoint(
         config=config,
         tensors=tensors,
@@ -291,6 +294,8 @@ def _locate(path: pathlib.Path) -> tuple[Format, pathlib.Path]:
             return form, root
     if not path.exists():
         raise MissingFileError(f"no checkpoint at {path}: no such file or folder{close_models(str(path))}.")
+    if other := describe_folder(path) if path.is_dir() else describe_name(path):
+        raise MissingFileError(f"no checkpoint at {path}: {other}.")
     looked_for = "; ".join(f"{form.files} ({form.name})" for form in FORMATS.values())
     there = first_names(sorted(found.name for found in path.iterdir()), 4) if path.is_dir() else "one file"
     raise MissingFileError(f"no checkpoint in {path}; looked for {looked_for}; found {there}.")

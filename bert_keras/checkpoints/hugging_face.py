@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import pathlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ from bert_keras.checkpoints.checkpoint import (
     BILSTM,
     KNOWN_ARCHITECTURES,
     LINEAR,
-    PROBLEM_TYPES,
     Checkpoint,
     Format,
     Names,
@@ -25,22 +24,26 @@ from bert_keras.checkpoints.checkpoint import (
 from bert_keras.checkpoints.hugging_face_tokenizer import read_tokenizer, write_tokenizer
 from bert_keras.checkpoints.torch_files import Tensors, open_torch
 from bert_keras.config import BertConfig
-from bert_keras.errors import BertKerasError
+from bert_keras.errors import BertKerasError, MissingFileError, first_names
 from bert_keras.io.files import atomic_file, write_json
 from bert_keras.io.json_files import (
     TEXT,
+    FieldType,
     known_fields,
     object_of,
-    one_of,
     or_null,
     read_object,
     read_optional,
     shortened,
 )
+from bert_keras.io.other_files import describe_content
 
 SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
-_CONFIG = "config.json"
-_DESCRIBED = {"id2label": or_null(object_of(TEXT)), "problem_type": or_null(one_of(PROBLEM_TYPES))}
+_CONFIG, _OLD_CONFIG = "config.json", "bert_config.json"
+OWN_TYPE = "bert_keras"  # our own model_type
+TASK_FILE = "task.json"  # of a run, whose files this package wrote
+_LABEL = FieldType("text or a number", lambda value: isinstance(value, str | int | float))
+_DESCRIBED = {"id2label": or_null(object_of(_LABEL)), "problem_type": or_null(TEXT)}
 TOP = "top.safetensors"  # of a run with features: the weights above the encoder, which is in model.safetensors unchanged
 
 # -----------------------------------------------------------------------------------------------------------
@@ -234,9 +237,9 @@ _NAMES = (
         heads={"pooler": "pre_classifier", "classifier/dense": "classifier"},
         classes=frozenset({"ForSequenceClassification", "ForMultipleChoice"}),
     ),
-    # Our own model_type, for configurations that no model of transformers computes; transformers refuses to read it.
+    # For configurations that no model of transformers computes; transformers refuses to read it.
     _names(
-        "bert_keras",
+        OWN_TYPE,
         model="bert",
         encoder=_EMBEDDINGS_THERE
         | {"embeddings/projection": "encoder.embedding_hidden_mapping_in", "pooler": "pooler.dense"}
@@ -260,31 +263,46 @@ def _find(path: pathlib.Path) -> pathlib.Path | None:
     return folder if found else None
 
 
+def _config_file(folder: pathlib.Path) -> pathlib.Path:
+    """The configuration beside weights of Hugging Face; the first releases of its library named it as Google does."""
+    file = folder / _CONFIG
+    return file if file.is_file() or not (folder / _OLD_CONFIG).is_file() else folder / _OLD_CONFIG
+
+
 def _load_config(folder: pathlib.Path) -> BertConfig:
     """The configuration, with the values that the file's class always uses.
 
-    Raises BertKerasError as `BertConfig.load`, and for a setting of the class that changes its numbers.
+    Raises BertKerasError as `BertConfig.from_hugging_face`, and for a setting of the class that changes its numbers.
     """
-    config = BertConfig.load(folder)
-    fields = read_optional(folder / _CONFIG)
+    file = _config_file(folder)
+    if not file.is_file():
+        raise MissingFileError(f"no {_CONFIG} in {folder}; put the model's {_CONFIG} there.")
+    fields = read_object(file)
     names = _names_of(fields)
+    strict = (folder / TASK_FILE).is_file() or fields.get("model_type") == OWN_TYPE
+    try:
+        config = BertConfig.from_hugging_face(fields, strict=strict)
+    except ValueError as error:
+        raise BertKerasError(f"{file}: {error}") from error
     for key, allowed in names.only.items():
         if (value := fields.get(key, allowed[0])) not in allowed:
             raise BertKerasError(
-                f"{folder / _CONFIG}: {key} is {shortened(value)}, which changes the numbers of "
+                f"{file}: {key} is {shortened(value)}, which changes the numbers of "
                 f"{names.model_class}{_architecture(fields)} and is not supported; wanted {allowed[0]!r}."
             )
     return dataclasses.replace(config, **names.keeps)
 
 
 def names_in(folder: pathlib.Path) -> Names:
-    """The table of a folder; `BertConfig.load` has checked its model_type."""
-    return _names_of(read_optional(folder / _CONFIG))
+    """The table of a folder; `BertConfig.from_hugging_face` has checked its model_type."""
+    return _names_of(read_optional(_config_file(folder)))
 
 
 def _names_of(fields: Mapping[str, Any]) -> Names:
     architecture = _architecture(fields)
-    fitting = [names for names in _NAMES if names.model_type == fields.get("model_type", "bert")]
+    fitting = [names for names in _NAMES if names.model_type == fields.get("model_type", "bert")] or _NAMES[
+        :1
+    ]
     return next((names for names in fitting if architecture in names.classes), fitting[0])
 
 
@@ -296,11 +314,11 @@ def _architecture(fields: Mapping[str, Any]) -> str | None:
     return found[1] if found and found[1] in KNOWN_ARCHITECTURES else None
 
 
-def _labels(names: Mapping[str, str] | None) -> tuple[str, ...] | None:
+def _labels(names: Mapping[str, Any] | None) -> tuple[str, ...] | None:
     """The names of the labels in the order of their ids; None for an id2label with other ids than 0, 1, 2."""
     if names is None or names.keys() != {str(i) for i in range(len(names))}:
         return None
-    return tuple(names[str(i)] for i in range(len(names)))
+    return tuple(str(names[str(i)]) for i in range(len(names)))
 
 
 def _sigmoid(fields: Mapping[str, Any]) -> bool | None:
@@ -318,18 +336,30 @@ def _sigmoid(fields: Mapping[str, Any]) -> bool | None:
 def _open(folder: pathlib.Path, config: BertConfig) -> Iterator[OpenFile]:
     """Opens the safetensors files, else the PyTorch files; either may have several shards."""
     opener: Any = _open_safetensors
-    files = _shards(folder, SAFETENSORS)
+    files, index = _shards(folder, SAFETENSORS)
     if not files:
-        opener, files = open_torch, _shards(folder, TORCH)
+        opener, (files, index) = open_torch, _shards(folder, TORCH)
     with contextlib.ExitStack() as stack:
-        opened = [stack.enter_context(opener(file)) for file in files]
-        get = {name: get for shapes, get in opened for name in shapes}
-        fields = read_optional(folder / _CONFIG)
-        known = known_fields(fields, _DESCRIBED, where=folder / _CONFIG)
+        get: dict[str, Callable[[str], np.ndarray]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
+        for file in files:
+            if other := describe_content(file):
+                raise BertKerasError(f"{file} {other}.")
+            own, getter = stack.enter_context(opener(file))
+            # The index decides where several files hold a tensor.
+            own = {name: shape for name, shape in own.items() if index.get(name, file.name) == file.name}
+            get |= dict.fromkeys(own, getter)
+            shapes |= own
+        if lost := [name for name in index if name not in shapes]:
+            raise BertKerasError(
+                f"{folder} lacks {first_names(lost)}, which its index names; bring all files of the model again."
+            )
+        fields = read_optional(_config_file(folder))
+        known = known_fields(fields, _DESCRIBED, where=_config_file(folder))
         yield OpenFile(
             file=files[0] if len(files) == 1 else folder,
-            names=_names_of(fields),
-            shapes={name: shape for shapes, _ in opened for name, shape in shapes.items()},
+            names=_without_prefix(_names_of(fields), shapes, where=folder),
+            shapes=shapes,
             get=lambda name: get[name](name),
             described={
                 "architecture": _architecture(fields),
@@ -340,17 +370,38 @@ def _open(folder: pathlib.Path, config: BertConfig) -> Iterator[OpenFile]:
         )
 
 
-def _shards(folder: pathlib.Path, stem: str) -> list[pathlib.Path]:
+_WORDS = "embeddings.word_embeddings.weight"
+
+
+def _without_prefix(names: Names, shapes: Iterable[str], *, where: pathlib.Path) -> Names:
+    """The table for a file whose names have a prefix, as a model inside another module has: `model.bert.`, `0.auto_model.`.
+
+    Raises BertKerasError for a file of several encoders.
+    """
+    model = names.table["embeddings/word_embeddings"].removesuffix(_WORDS)  # "bert."
+    found = [name.removesuffix(_WORDS) for name in shapes if name.endswith(_WORDS)]
+    prefixes = sorted({stem.removesuffix(model) for stem in found})
+    if len(prefixes) > 1:
+        raise BertKerasError(
+            f"{where} has the weights of {len(prefixes)} encoders, whose names begin with {first_names(prefixes)}; save the one "
+            "that you want alone."
+        )
+    prefix = prefixes[0] if prefixes else ""
+    return dataclasses.replace(names, current=lambda raw: names.current(raw.removeprefix(prefix)))
+
+
+def _shards(folder: pathlib.Path, stem: str) -> tuple[list[pathlib.Path], dict[str, str]]:
+    """The files of the weights, and the file of each tensor where an index says it."""
     if (folder / stem).is_file():
-        return [folder / stem]
+        return [folder / stem], {}
     index = folder / f"{stem}.index.json"
     if not index.is_file():
-        return []
+        return [], {}
     names = read_object(index).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise BertKerasError(f"{index} has no weight_map of file names.")
     refuse_shards_outside(index, set(names.values()))
-    return [folder / name for name in sorted(set(names.values()))]
+    return [folder / name for name in sorted(set(names.values()))], names
 
 
 @contextlib.contextmanager
@@ -361,6 +412,11 @@ def _open_safetensors(file: pathlib.Path) -> Iterator[Tensors]:
     try:
         # The library compares header and length: a file that opens can be read.
         with safetensors.safe_open(file, framework="np") as opened:
+            if (opened.metadata() or {}).get("format") == "tf":
+                raise BertKerasError(
+                    f"{file} has the names of transformers' TensorFlow classes; convert it with transformers 4 "
+                    "(AutoModelForPreTraining.from_pretrained(FOLDER, from_tf=True).save_pretrained(NEW)) and give NEW."
+                )
             shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}
             yield shapes, functools.partial(_safetensor, opened, file=file)
     except safetensors.SafetensorError as error:

@@ -50,6 +50,8 @@ def _prefix_at(path: pathlib.Path) -> pathlib.Path | None:
         indexes = sorted(path.glob("*.index"))
         if path / f"{TENSORFLOW_NAME}.index" in indexes:
             return path / TENSORFLOW_NAME
+        if latest := _latest(path):
+            return latest
         if len(indexes) > 1:
             names = ", ".join(file.stem for file in indexes[:4])
             raise BertKerasError(
@@ -60,6 +62,18 @@ def _prefix_at(path: pathlib.Path) -> pathlib.Path | None:
         if prefix.with_name(f"{prefix.name}.index").is_file():
             return prefix
     return None
+
+
+def _latest(folder: pathlib.Path) -> pathlib.Path | None:
+    """The checkpoint in a folder that its `checkpoint` file names as the latest. It may name the place of its training."""
+    file = folder / "checkpoint"
+    named = (
+        re.search(r'^model_checkpoint_path: "([^"]+)"', file.read_text("utf-8", "replace"), re.M)
+        if file.is_file()
+        else None
+    )
+    prefix = folder / pathlib.PurePath(named[1].replace("\\", "/")).name if named else None
+    return prefix if prefix and prefix.with_name(f"{prefix.name}.index").is_file() else None
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -263,6 +264,20 @@ def read_tensors(
         ]
         tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("masked_lm/")}
     return tensors, tuple(sorted(unknown))
+
+
+def warn_of_layers(config: BertConfig, source: OpenFile, unknown: Sequence[str]) -> None:
+    """Warns where the file has more layers than the config: they are left out, as in transformers.
+
+    unknown: the file's names that no row of the config's table has
+    """
+    more = source.names.readable_rows(dataclasses.replace(config, num_layers=config.num_layers + 1))
+    if any(source.names.current(raw) in more for raw in unknown):
+        warnings.warn(
+            f"{source.file} has more layers than num_hidden_layers, {config.num_layers}; the layers above are left out. Correct "
+            "num_hidden_layers if this is not meant.",
+            stacklevel=4,
+        )
 
 
 def refuse_not_finite(array: np.ndarray, *, named: str) -> None:

@@ -16,6 +16,7 @@ A context [B] that is longer than the encoder's input, with an optional question
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -102,6 +103,8 @@ class Preprocessor(tf.Module):
         truncation: str = "longest_first",
     ):
         super().__init__()
+        if not tf.is_tensor(seq_length):
+            seq_length = operator.index(seq_length)  # a number of NumPy could not be saved
         shortest = tokenizer.pair.added(MAX_SEGMENTS) + MAX_SEGMENTS
         if not tf.is_tensor(seq_length) and seq_length < shortest:
             raise BertKerasError(

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from bert_keras.errors import BertKerasError
 

@@ -38,6 +38,7 @@ from bert_keras.tasks.frozen.row_vectors import (
 )
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.runs.own_head import assign, choose_head
+from bert_keras.tasks.runs.run_folder import check_readable
 from bert_keras.tasks.strings.text_batches import REGRESSION, Weighted, labels_in
 from bert_keras.tasks.strings.text_data import CUT_SAMPLE, cut_texts
 from bert_keras.tasks.strings.text_model import TextModel
@@ -237,6 +238,7 @@ def plan_finetuning(
     output: str | pathlib.Path | None = None,
 ) -> Plan:
     """Reads and checks everything and builds the model, without training. Arguments and errors as in `finetune`."""
+    check_readable(task)
     distribution = strategy(strategy_name)
     check_micro_batch(distribution, batch_size=hparams.batch_size, micro_batch=hparams.micro_batch)
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)

@@ -60,6 +60,11 @@ def own_type(checkpoint: Checkpoint, head: str) -> str:
     """
     outputs = count_outputs(checkpoint, head)
     by_name = {kind.problem_type: name for name, kind in LABEL_TYPES.items()}
+    if checkpoint.problem_type not in (None, *by_name):
+        raise BertKerasError(
+            f"{checkpoint.prefix}problem_type is {shortened(checkpoint.problem_type)}, which no classifier has; correct it in "
+            f"config.json: {', '.join(by_name)}."
+        )
     named = by_name.get(checkpoint.problem_type or "", "class")
     if outputs == 1:
         raw = checkpoint.problem_type is None and not checkpoint.sigmoid

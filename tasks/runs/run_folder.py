@@ -6,19 +6,21 @@ and preprocessing), `results.json` (measures, history and the files' SHA-256), `
 """
 
 import dataclasses
+import json
 import os
 import pathlib
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 
 from bert_keras import checkpoints
-from bert_keras.checkpoints.hugging_face import TOP
+from bert_keras.checkpoints.hugging_face import TASK_FILE, TOP
 from bert_keras.checkpoints.weights import check_weights
 from bert_keras.config import BertConfig
-from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.errors import BertKerasError, MissingFileError, first_line
 from bert_keras.fields import field_types, flag_of
 from bert_keras.io import formats
 from bert_keras.io.files import digest_file, write_json
@@ -33,6 +35,7 @@ from bert_keras.io.json_files import (
     or_null,
     read_bounded,
     read_object,
+    shortened,
 )
 from bert_keras.io.paths import did_you_mean, refuse_remote_weights, to_path
 from bert_keras.model.encoder import BertEncoder
@@ -48,7 +51,7 @@ from bert_keras.tasks.problems.question_answering import QuestionAnswering
 from bert_keras.tasks.problems.replaced_tokens import ReplacedTokens
 from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.task import Task
-from bert_keras.tasks.training.loop import LOGS, RESULTS_FILE, TASK_FILE
+from bert_keras.tasks.training.loop import LOGS, RESULTS_FILE
 from bert_keras.tasks.training.task_model import (
     NEW_PARTS,
     check_sizes,
@@ -190,6 +193,18 @@ def save_task(
     write_json(path / TASK_FILE, content | ({FROZEN: [*frozen]} if frozen else {}))
 
 
+def check_readable(task: Task) -> None:
+    """Raises BertKerasError for a task that can be made and trained, and that no reader of its task.json would take."""
+    for name, value in task.to_json().items():
+        try:
+            json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+        except (TypeError, ValueError) as error:
+            raise BertKerasError(
+                f"{name} is {shortened(value)}, which cannot be saved ({first_line(error)}); give plain text and finite numbers."
+            ) from error
+    type(task).from_json(json.loads(json.dumps(task.to_json())))
+
+
 def digests(path: pathlib.Path) -> dict[str, str]:
     """The SHA-256 of a run's weights and vocabulary, by file name."""
     return {name: digest_file(path / name) for name in CHECKED if (path / name).is_file()}
@@ -219,6 +234,10 @@ def check_finished(path: pathlib.Path) -> None:
     if "task" in recorded and not is_run(path):
         raise MissingFileError(f"{path} has no {TASK_FILE}; train again.")
     for name, wanted in recorded.get(FILES, {}).items():
+        if name not in CHECKED:
+            raise BertKerasError(
+                f"{results} names {shortened(name)}, which is no file of a run; train again."
+            )
         if not (path / name).is_file():
             raise MissingFileError(f"{path} has no {name}; train again.")
         if digest_file(path / name) != wanted:
@@ -236,11 +255,33 @@ def load_file(path: pathlib.Path, *, compile: bool = True, safe_mode: bool = Tru
     refuse_remote_weights(path)
     if not path.is_file():
         raise MissingFileError(f"no such file: {path}{did_you_mean(path)}.")
-    if not zipfile.is_zipfile(path):
-        raise BertKerasError(f"{path} is no Keras file, or is cut short; save the model again.")
-    model = keras.saving.load_model(path, compile=compile, safe_mode=safe_mode)
+    _check_archive(path)
+    try:
+        model = keras.saving.load_model(path, compile=compile, safe_mode=safe_mode)
+    # Keras' readers raise all of these for a file that lacks a part, or whose parts contradict each other.
+    except (AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
+        if isinstance(error, BertKerasError) or getattr(error, "errno", None):  # a full disk is no damage
+            raise
+        raise BertKerasError(
+            f"{path} cannot be loaded: {first_line(error)}; save the model again, with this version of Keras."
+        ) from error
     check_weights(model.weights, where=f" in {path}")
     return model
+
+
+def _check_archive(path: pathlib.Path) -> None:
+    """Raises BertKerasError unless every member of a `.keras` file is whole. Keras unpacks members before it reads them."""
+    with path.open("rb"):  # an error about permission is not one about damage
+        pass
+    try:
+        with zipfile.ZipFile(path) as archive:
+            wrong = archive.testzip()
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, OSError, RuntimeError) as error:
+        raise BertKerasError(
+            f"{path} is no Keras file, or is cut short or damaged: {first_line(error)}; save the model again."
+        ) from error
+    if wrong:
+        raise BertKerasError(f"{path} is damaged in {wrong}; save the model again.")
 
 
 def _run_of_file(path: pathlib.Path, data: str | pathlib.Path | None) -> Run:

@@ -43,7 +43,7 @@ from bert_keras.tasks.problems.tag_decoding import type_of
 from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.runs.ensemble import at_precision
 from bert_keras.tasks.runs.own_head import assign, choose_head, describe, has_head, own_run
-from bert_keras.tasks.runs.run_folder import KERAS, Run, is_run, load_file, load_run
+from bert_keras.tasks.runs.run_folder import KERAS, Run, check_readable, is_run, load_file, load_run
 from bert_keras.tasks.strings.text_model import TextModel
 from bert_keras.tasks.task import Problem, Task, check_stride
 from bert_keras.tasks.training.task_model import check_sizes, network_of
@@ -399,6 +399,7 @@ def _build(
             f"there is no argument {unknown[0]}; a BiLSTM on feature_layers has {', '.join(BILSTM_SETTINGS)}."
         )
     features = Hparams(feature_layers=feature_layers, **bilstm).features  # None for fine-tuning
+    check_readable(problem)  # type: ignore[arg-type]
     if features is not None and keep_head:
         raise BertKerasError(
             "keep_head does not apply with feature_layers, whose head is on a new BiLSTM; leave it out."

@@ -34,6 +34,7 @@ from bert_keras.tasks.strings import text_batches, text_model_parts
 from bert_keras.tasks.strings.text_data import get_batch_size, has_features, has_text, text_examples
 from bert_keras.tasks.task import Arrays, Features, Problem, graph_errors, with_label_names
 from bert_keras.tasks.training.task_model import (
+    check_sizes,
     encoder_of,
     freeze,
     frozen_layers,
@@ -64,6 +65,7 @@ class TextModel(text_model_parts.Described, TrainingSteps, keras.Model):
         name: str | None = None,
     ) -> None:
         super().__init__(name=name or network.name, dtype=encoder_of(network).dtype_policy)
+        text_model_parts.check_logits(problem, network)
         self.problem: Any = problem
         self.network = network
         self.preprocess = preprocess
@@ -440,7 +442,8 @@ class TextModel(text_model_parts.Described, TrainingSteps, keras.Model):
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
         """The model without its vocabulary, which `load_assets` reads."""
-        formats.check_format(formats.STRING_MODEL, config, where=config["name"])
+        formats.check_format(formats.STRING_MODEL, config, where="config.json of the .keras file")
+        config = text_model_parts.checked_config(config)
         problem = text_model_parts.load_problem(config["problem"])
         network = keras.saving.deserialize_keras_object(config["network"], custom_objects=custom_objects)
         freeze(network, config["frozen"])
@@ -456,4 +459,6 @@ class TextModel(text_model_parts.Described, TrainingSteps, keras.Model):
     def load_assets(self, dir_path: str) -> None:
         """Reads the vocabulary."""
         tokenizer = checkpoints.load_tokenizer(dir_path)
+        seq_length = self._sizes["seq_length"]
+        check_sizes(self.encoder.config, vocab_size=tokenizer.vocab_size, seq_length=seq_length)
         self.preprocess = Preprocessor(tokenizer, pad_to_longest=True, **self._sizes)

@@ -17,16 +17,21 @@ from bert_keras.checkpoints.weights import check_weights
 from bert_keras.cli.console import shows_bars
 from bert_keras.errors import BertKerasError, MissingFileError, TakenError
 from bert_keras.features import NOT_FINITE
+from bert_keras.fields import field_types
 from bert_keras.io.files import atomic_file
 from bert_keras.io.folders import atomic_folder
+from bert_keras.io.json_files import OBJECT, TEXT, checked_fields, list_of, one_of
 from bert_keras.io.paths import to_path
 from bert_keras.model.feature_bilstm import bilstm_of
 from bert_keras.tasks.batches import predictor
 from bert_keras.tasks.frozen.row_vectors import on_vectors
+from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.problems.embedding import Embedding
 from bert_keras.tasks.runs.run_folder import KERAS, TASKS, save_run
 from bert_keras.tasks.task import Problem, Raw, Task, checked_outputs, graph_errors, model_inputs
 from bert_keras.tasks.training.task_model import OPTIMIZER_SETTINGS, frozen_layers, heads_of
+from bert_keras.text.preprocessing import TRUNCATION
 
 NO_VOCABULARY = (
     "the model has no vocabulary: clone_model and from_config copy only its configuration; set preprocess to that of the first "
@@ -243,6 +248,31 @@ def _write_file(
         with zipfile.ZipFile(temporary, "w", strict_timestamps=False) as archive:
             for file in sorted(unpacked.rglob("*")):
                 archive.write(file, file.relative_to(unpacked))
+
+
+def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of a TextModel, each field of its kind. Raises BertKerasError for a field that is missing or wrong."""
+    kinds = {
+        "problem": OBJECT,
+        "seq_length": field_types(Hparams)["seq_length"],
+        "truncation": one_of(TRUNCATION),
+        "network": OBJECT,
+        "frozen": list_of(TEXT),
+        "name": TEXT,
+    }
+    config = checked_fields(config, kinds, where="config.json of the .keras file", others=True)
+    checked_fields(config["problem"], {"kind": TEXT, "task": OBJECT}, where="its problem")
+    return config
+
+
+def check_logits(problem: Problem, network: keras.Model) -> None:
+    """Raises BertKerasError for a network with more or fewer logits than its problem has labels."""
+    wanted = len(problem.label_names) or (1 if problem.kind == TextClassification.kind else None)
+    if wanted is not None and (found := network.output_shape[-1]) != wanted:
+        raise BertKerasError(
+            f"the network has {found} logits and its problem {len(problem.label_names)} labels "
+            f"({', '.join(problem.label_names[:4]) or 'a score'}); they belong to different models."
+        )
 
 
 def load_problem(kept: Mapping[str, Any]) -> Task:

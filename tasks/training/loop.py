@@ -31,7 +31,7 @@ from bert_keras.tasks.training.saver import (
     steps_done,
 )
 
-RESULTS_FILE, LOGS, TASK_FILE = "results.json", "logs", "task.json"
+RESULTS_FILE, LOGS = "results.json", "logs"
 LOSS_EVERY = 10  # steps between two reads of the loss
 COUNTS = ("tokens",)  # logs that are no measures
 BAR_SECONDS = 0.2  # between two updates of a progress bar
