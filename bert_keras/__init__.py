@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # editors and type checkers read these lines; they do not run
         next_sentence,
         question_answerer,
         regressor,
+        replaced_tokens,
         sentence_order,
         tagger,
     )
@@ -47,6 +48,7 @@ if TYPE_CHECKING:  # editors and type checkers read these lines; they do not run
     from bert_keras.text.byte_bpe import ByteBPE
     from bert_keras.text.masking import Pieces
     from bert_keras.text.preprocessing import Preprocessor, pad_batches
+    from bert_keras.text.rules import AddedToken, Rules
     from bert_keras.text.sentencepiece import SentencePiece
     from bert_keras.text.wordpiece import WordPiece
 
@@ -54,6 +56,7 @@ __version__ = "0.1.0"  # setup.cfg reads it
 __all__ = [
     "LAMB",
     "AdamW",
+    "AddedToken",
     "BertConfig",
     "BertEncoder",
     "BertKerasError",
@@ -77,6 +80,7 @@ __all__ = [
     "Pretrainer",
     "ReplacedTokenHead",
     "ReplacedTokens",
+    "Rules",
     "SentencePair",
     "SentencePiece",
     "SlantedTriangular",
@@ -99,6 +103,7 @@ __all__ = [
     "pad_batches",
     "question_answerer",
     "regressor",
+    "replaced_tokens",
     "sentence_order",
     "squared_error",
     "tagger",

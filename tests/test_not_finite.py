@@ -171,7 +171,7 @@ def test_two_names_of_one_class_are_refused(checkpoint):
     model = bk.classifier(checkpoint, NAMES, seq_length=16)
     with (
         runs.no_training(),
-        pytest.raises(BertKerasError, match="class_weight has 'bad' and 0, which are one label"),
+        pytest.raises(BertKerasError, match="class_weight has 'bad' and 0, which are one class"),
     ):
         model.fit(TEXTS[:2], NAMES, class_weight={"bad": 2.0, 0: 3.0})
 

@@ -164,7 +164,7 @@ def test_numbers_name_labels_of_digits():
     """In `y` and in class weights: class 0 is "1"."""
     assert class_ids([3, "1"], ["1", "2", "3"]).tolist() == [2, 0]
     assert class_ids([1, 0], ["1", "0"]).tolist() == [0, 1]
-    with pytest.raises(BertKerasError, match="label -1 in row 0"):
+    with pytest.raises(BertKerasError, match="label -1, of type int, in row 0"):
         class_ids([-1], NAMES)
     problem = TextClassification("123")
     for key in (1, "1", b"1", np.int64(1)):
