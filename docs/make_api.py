@@ -26,7 +26,7 @@ P predictions, W windows, N examples. `python docs/make_api.py` writes this page
 SECTIONS = {
     "Models that take strings": (
         *("classifier", "regressor", "question_answerer", "tagger", "chooser", "masked_lm"),
-        *("next_sentence", "sentence_order", "embedder", "load", "TextModel"),
+        *("next_sentence", "sentence_order", "replaced_tokens", "embedder", "load", "TextModel"),
     ),
     "Text": (
         "load_tokenizer",

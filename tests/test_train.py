@@ -171,7 +171,7 @@ def test_a_setting_of_a_run_that_cannot_work_is_refused_with_the_file(learned, p
 
 
 def test_a_head_that_the_checkpoint_lacks_is_not_kept(task, place):
-    with pytest.raises(ValueError, match="the checkpoint has no classifier; give"):
+    with pytest.raises(ValueError, match="the checkpoint has no head of sst2; leave keep_head out"):
         plan_finetuning(task, checkpoint=place / "checkpoint", hparams=QUICK, keep_head=True)
 
 
