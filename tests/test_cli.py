@@ -369,7 +369,8 @@ def test_convert_there_and_back(command, sst2, tmp_path):
     code, out, err = command("convert", "--from", google, "--to", back)
     assert (code, out, err) == (0, f"google -> hugging-face: {count} tensors in {back}\n", "")
     end = checkpoints.read(back)
-    assert (start.config, start.vocabulary[:-1]) == (end.config, end.vocabulary[:-1])
+    assert start.config == end.config
+    assert start.vocabulary._replace(file="") == end.vocabulary._replace(file="")
     assert set(start.tensors) == set(end.tensors)
     assert all((start.tensors[name] == end.tensors[name]).all() for name in start.tensors)
 

@@ -226,3 +226,18 @@ def test_the_check_before_long_work_refuses_what_the_write_refuses(tmp_path):
     (tmp_path / PARTIAL).mkdir()  # a move that stopped, which the next writer undoes
     check_folder(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [PARTIAL, "a.txt", "empty"]
+
+
+@pytest.mark.parametrize(("error", "file", "left"), [
+    (BertKerasError, None, []),
+    (BertKerasError, "00000.tfrecord", ["00000.tfrecord", "task.json"]),
+    (KeyboardInterrupt, None, ["task.json"]),
+])  # fmt: skip
+def test_a_refusal_leaves_a_new_folder_only_with_files_that_cost_work(tmp_path, error, file, left):
+    path = tmp_path / "out"
+    with pytest.raises(error), Folder(path, LAYOUT).begin({"seed": 1}):
+        if file is not None:
+            (path / file).touch()
+        raise error("no instances")
+    assert path.exists() == bool(left)
+    assert sorted(found.name for found in path.glob("*.*")) == left

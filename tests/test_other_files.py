@@ -53,6 +53,7 @@ NAMED = [
     ("model-q4.gguf", "GGUF"),
     ("rust_model.ot", "rust-bert"),
     ("tuned.weights.h5", "load_weights"),
+    ("modules.json", "sentence-transformers | embedder"),
     ("bert_model.ckpt.data-00000-of-00001", "without its .index"),
 ]
 
@@ -65,6 +66,16 @@ def test_a_refusal_says_what_the_file_is(name, facts, folder, tmp_path):
         with pytest.raises(FileNotFoundError) as error:
             checkpoints.read(given)
         assert all(fact in str(error.value) for fact in [name, *facts.split(" | ")]), error.value
+
+
+def test_an_unfinished_training_says_its_step(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    for step in (5, 40, 120):
+        (tmp_path / "checkpoints" / f"ckpt-{step}.index").touch()
+    with pytest.raises(
+        FileNotFoundError, match="ckpt-120.index is the last save of an unfinished training: rerun"
+    ):
+        checkpoints.read(tmp_path)
 
 
 # The first bytes of a weight file, and facts of the refusal.

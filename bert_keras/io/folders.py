@@ -259,11 +259,14 @@ class Folder:
         reopen: accept a finished output too, to read it or to write its results again
 
         Raises BertKerasError as `check` does, if another process has locked the folder, if the folder cannot be written, and if
-        its fingerprint differs, with the first field that differs.
+        its fingerprint differs, with the first field that differs. A refusal before any other file is written leaves nothing, so
+        that other settings may follow.
         """
         self.check(reopen=reopen)
         fingerprint = json.loads(json.dumps(fingerprint))  # tuples become lists, as in the file
         with contextlib.ExitStack() as stack:
+            if not self.path.exists():
+                stack.callback(_remove_empty, self.path)
             try:
                 if is_remote(self.path):
                     self.path.mkdir(parents=True, exist_ok=True)
@@ -282,7 +285,19 @@ class Folder:
                 ) from error
             if begun:
                 check_equal(self.path, self.fingerprint(), fingerprint)
-            yield begun
+            try:
+                yield begun
+            except BertKerasError:
+                if not begun and not is_remote(self.path):
+                    self._forget()
+                raise
+
+    def _forget(self) -> None:
+        """Removes the fingerprint from a folder that holds nothing else."""
+        mark = self.path / self.layout.fingerprint
+        if all(file in (mark, self.path / LOCK) for file in self.path.rglob("*") if file.is_file()):
+            mark.unlink(missing_ok=True)
+            _remove_empty(mark.parent)
 
     def fingerprint(self) -> dict[str, Any]:
         """Reads the fingerprint. Raises BertKerasError for a format of another version."""

@@ -43,7 +43,15 @@ _BY_NAME = {
         "weights that Keras saved without a model",
         "make the model and call its load_weights(FILE)",
     ),
+    "modules.json": (
+        "of a sentence-transformers folder, whose encoder is in a subfolder",
+        "bert_keras.embedder(FOLDER) follows it; as a checkpoint, give the subfolder of its first module",
+    ),
     "model_index.json": ("a diffusion pipeline", "give the folder of its text encoder, if that is a BERT"),
+    "checkpoints/ckpt-*.index": (
+        "the last save of an unfinished training",
+        "rerun the training's command, which goes on from there",
+    ),
     "training_args.bin": ("a trainer's folder without weights", "bring its model.safetensors too"),
     "*.data-00000-of-*": (
         "a TensorFlow checkpoint without its .index file",
@@ -64,8 +72,9 @@ _BY_CONTENT = {
 def describe_folder(folder: pathlib.Path) -> str:
     """The first known file of a folder, what it is, and what to do: an end of an error. "" where none is known."""
     for pattern, (kind, advice) in _BY_NAME.items():
-        if found := sorted(folder.glob(pattern)):
-            return f"{found[0].name} is {kind}: {advice}"
+        if found := [*folder.glob(pattern)]:
+            last = max(found, key=lambda file: (len(file.name), file.name))  # the highest step
+            return f"{last.relative_to(folder)} is {kind}: {advice}"
     return ""
 
 

@@ -151,6 +151,10 @@ def _run_finetune(args: argparse.Namespace) -> None:
 # evaluate and predict
 
 
+# Options of a task that say how data is read or measured, which a run takes too.
+OF_DATA = ("quoting", "answer_language")
+
+
 def inference_of(args: argparse.Namespace) -> InferenceOptions:
     """The options of the flags that a command has."""
     return InferenceOptions(**given_settings(args, InferenceOptions))
@@ -165,7 +169,8 @@ def model_of(args: argparse.Namespace, *, data: str | None = None) -> Any:
     from bert_keras.tasks.training.task_model import encoder_of
 
     options = given_settings(args, *TASK_OPTIONS)
-    if bool(args.run) == bool(args.checkpoint) or (args.run and (args.task or options)):
+    of_task = {*options} - {*OF_DATA}
+    if bool(args.run) == bool(args.checkpoint) or (args.run and (args.task or of_task)):
         raise BertKerasError("give --run alone, or --checkpoint; a run has its own task and its options.")
     with strategy(args.strategy).scope():
         if args.run:
@@ -192,7 +197,6 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, InferenceOptions, only=("batch_size",))
     add_strategy(parser, trains=False)
     add_flags(parser, InferenceOptions, only=("precision",))
-    add_flags(parser, SquadOptions, only=("answer_language",))
     add("--json", action="store_true", help="print JSON instead of a table")
 
 
@@ -259,7 +263,6 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
         help="questions in SQuAD's .json: write {id: answer} to this file, as the official scripts read it, and for SQuAD 2.0 "
         f"{NULL_ODDS} beside it",
     )
-    add_flags(parser, ColumnOptions, only=("quoting",))
     add_flags(parser, InferenceOptions, only=("batch_size",))
     add_strategy(parser, trains=False)
     add_flags(parser, InferenceOptions, only=("precision",))
@@ -273,7 +276,10 @@ def _run_predict(args: argparse.Namespace) -> None:
     as_table = (args.format or ("table" if sys.stdout.isatty() else "jsonl")) == "table"
     shown: list[dict[str, str]] = []
     written: dict[str, dict[str, Any]] = {name: {} for name in files}
-    examples = run.task.inputs(args.input, **given_settings(args, ColumnOptions))
+    quoting = {
+        name: value for name, value in given_settings(args, ColumnOptions).items() if name == "quoting"
+    }
+    examples = run.task.inputs(args.input, **quoting)
     with progress("predicting", None) as advance:
         for example, record in _records(run, examples, batch_size=batch_size, progress=advance):
             for name, content in written.items():

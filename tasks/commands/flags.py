@@ -140,7 +140,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     add("--run", **PATH, **SEVERAL, help=RUNS_HELP)
     add("--checkpoint", **PATH, help="a checkpoint with a head instead of --run, by path or name")
     group = parser.add_argument_group("options of a checkpoint's task, with --checkpoint")
-    add_task_options(group, without=("pooling",))
+    add_task_options(group, without=("pooling", "measure"))
 
 
 def add_pretrained_task(parser: Any) -> None:
