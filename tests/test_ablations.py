@@ -80,7 +80,7 @@ def test_rows_are_run_once_and_share_weights(tmp_path, small, monkeypatch):
     first, half, last = found.perplexities.values()
     assert first == last > 1 and half is None
     for values in found.values.values():
-        assert 1 < values["sst2"][0] <= 100  # percent
+        assert all(1 < value <= 100 for value in values["sst2"])  # percent, of runs that learned
     bilstm = checkpoints.read(tmp_path / "out" / "with-bilstm" / "sst2-1")
     assert bilstm.config.bilstm and any(name.startswith("bilstm/") for name in bilstm.tensors)
     assert (tmp_path / "out" / "results.png").stat().st_size > 1000

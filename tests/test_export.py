@@ -507,14 +507,14 @@ def test_a_checkpoint_is_exported_as_it_is(sst2, tmp_path, capfd):
     np.testing.assert_allclose(answers, expected, atol=1e-5)
 
 
-EITHER = "give --run alone, or --checkpoint with --embedding or --task"
+EITHER = "give --run alone, or --checkpoint"
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         ([], EITHER),
-        (["--checkpoint", "c"], EITHER),
+        (["--checkpoint", "c"], "no checkpoint at c"),
         (["--run", "r", "--checkpoint", "c", "--embedding", "mean"], EITHER),
         (["--run", "r", "--l2"], EITHER),
         (["--embedding", "mean"], EITHER),

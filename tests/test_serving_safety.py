@@ -15,7 +15,7 @@ from runs import ROOT, texts, write_checkpoint
 from bert_keras.savedmodels import reload
 from bert_keras.savedmodels.export import check_ops, foreign_ops, ops_of, sample_inputs, save, servable_of
 from bert_keras.tasks.batches import predict
-from bert_keras.tasks.task import model_inputs
+from bert_keras.tasks.task import model_inputs, with_label_names
 
 # Everything is asked at once, in the first test.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
@@ -26,6 +26,12 @@ FEATURES = slice(0, 3)  # the texts that are asked as features too
 
 def plain(outputs) -> dict:
     return {name: reload.plain(np.asarray(value).tolist()) for name, value in outputs.items()}
+
+
+def named(task, answers) -> dict:
+    return with_label_names(
+        task, {name: np.asarray(value) for name, value in answers.items()}, np.broadcast_to
+    )
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +57,8 @@ def asked(tmp_path_factory) -> dict[str, dict]:
             task, run.preprocess, run.model, tf.data.Dataset.from_tensor_slices(raw), batch_size=4
         )
         expected[case] = {
-            "answers": plain(answers),
-            "features": plain(task.decode_features(run.model(features))),
+            "answers": plain(named(task, answers)),
+            "features": plain(named(task, task.decode_features(run.model(features)))),
             "trainable": len(run.model.trainable_variables),
             "section": section(case, servable.signatures()),
             "folder": folder / "else where" / case,

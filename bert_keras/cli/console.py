@@ -97,7 +97,8 @@ def escape_missing_characters() -> None:
     codecs.register_error(ESCAPE, escape)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=ESCAPE)
+            with contextlib.suppress(OSError):  # a stream of a terminal that is open to read too cannot seek
+                stream.reconfigure(errors=ESCAPE)
 
 
 class EndNow(SystemExit):

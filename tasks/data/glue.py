@@ -247,7 +247,7 @@ def _read_columns(data: TextDataSet, split: str, source: Source, withheld: Any) 
             continue
         given = zip(file.text, values, strict=False)
         texts.append([checked_text(value, where, name).encode() for name, value in given])
-        if not all(text.strip() for text in texts[-1]):
+        if label and not all(text.strip() for text in texts[-1]):
             empty.append(where)
         labels.append(parse(values[-1], where) if label else withheld)
         idx.append(at)

@@ -16,10 +16,8 @@ from bert_keras.optimization.losses import name_of
 from bert_keras.tasks.metrics import SCORES, LabelScore, label_score
 from bert_keras.tasks.problems.label_types import measure_of, measures_by_class, unknown_measure, usual_name
 
-PACKAGE = "bert_keras"
 
-
-@keras.saving.register_keras_serializable(PACKAGE)
+@keras.saving.register_keras_serializable("bert_keras")
 class LabelMeasure(keras.metrics.Metric):
     """Accuracy, Matthews correlation, or a score of labels (`metrics.label_score`), of all rows since the last reset.
 
@@ -140,7 +138,7 @@ def _column(values: Any) -> Any:
     return ops.reshape(ops.cast(values, "float32"), (-1, 1))
 
 
-@keras.saving.register_keras_serializable(PACKAGE)
+@keras.saving.register_keras_serializable("bert_keras")
 class OnLogits(keras.metrics.Metric):
     """A metric of Keras that gets labels and logits in one of FORMS."""
 
