@@ -300,7 +300,7 @@ def _rows(rows: Any, names: tuple[str, ...]) -> dict[str, Any]:
         raise RequestError("instances must be a list with at least one instance.")
     if len(names) == 1 and not any(isinstance(row, dict) and set(row) != {"b64"} for row in rows):
         return {names[0]: rows}
-    wanted = f"each instance must be an object with {', '.join(names)}"
+    wanted = f"each instance must be an object with {', '.join(sorted(names))}"
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise RequestError(f"{wanted}; instance {number} is a {type(row).__name__}.")
