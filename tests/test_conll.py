@@ -317,7 +317,6 @@ def test_measures_agree_with_seqeval():
     assert measured["accuracy"] == pytest.approx(np.mean(same))
 
 
-@pytest.mark.long
 def test_training_learns_and_reloads(run):
     loaded, results = run
     assert results["measures"]["val_f1"] > 0.9

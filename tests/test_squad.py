@@ -408,7 +408,6 @@ def run(trained) -> Run:
     return load_run(trained.run, data=trained.data)
 
 
-@pytest.mark.long
 def test_a_tiny_model_learns(trained):
     measures = trained.results["measures"]
     assert measures["val_f1"] > 90 and measures["val_NoAns_f1"] > 80 and measures["val_HasAns_f1"] > 80
