@@ -47,12 +47,13 @@ def spoil(model: keras.Model, number: float) -> None:
     [
         lambda model, path: model.save(path / "model.keras"),
         lambda model, path: model.save(path / "run"),
+        lambda model, path: model.save_weights(path / "model.weights.h5"),
         lambda model, path: model.export(path / "export"),
         lambda model, path: bk.export(model.as_run(), path / "export", freeze=True),
         lambda model, path: Servable(model.problem, model.preprocess, model.network, frozen=True),
         lambda model, path: at_precision(model.as_run(), "bfloat16"),
     ],
-    ids=["keras", "run", "export", "frozen export", "runtimes", "precision"],
+    ids=["keras", "run", "weights", "export", "frozen export", "runtimes", "precision"],
 )
 def test_weights_are_refused_in_every_form_that_is_written(checkpoint, tmp_path, form, number):
     model = bk.classifier(checkpoint, NAMES, seq_length=16)
@@ -72,6 +73,9 @@ def test_weights_are_refused_in_every_form_that_is_read(checkpoint, tmp_path, mo
         unchecked.setattr(checkpoints, "refuse_not_finite", lambda *args, **kwargs: None)
         model.save(tmp_path / "model.keras")
         model.save(tmp_path / "run")
+        model.save_weights(tmp_path / "model.weights.h5")
+    with pytest.raises(BertKerasError, match=rf"in .*model.weights.h5.*{WEIGHT}"):
+        bk.classifier(checkpoint, NAMES, seq_length=16).load_weights(tmp_path / "model.weights.h5")
     for path in ("model.keras", "run"):
         for read in (bk.load, load_run):
             with pytest.raises(BertKerasError, match=rf"{path}.*{WEIGHT}|{WEIGHT}"):

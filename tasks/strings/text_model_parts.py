@@ -67,6 +67,16 @@ class Described:
 
         return tf.function(serving_default, autograph=False, input_signature=[problem.signature()])
 
+    def save_weights(self: Any, filepath: Any, *args: Any, **options: Any) -> None:
+        """`keras.Model.save_weights`. Raises BertKerasError for weights that are NaN or infinite."""
+        check_weights(self.weights, where=f", to be written to {filepath},")
+        keras.Model.save_weights(self, filepath, *args, **options)
+
+    def load_weights(self: Any, filepath: Any, *args: Any, **options: Any) -> None:
+        """`keras.Model.load_weights`. Raises BertKerasError for weights that are NaN or infinite."""
+        keras.Model.load_weights(self, filepath, *args, **options)
+        check_weights(self.weights, where=f" in {filepath}")
+
 
 def check_callbacks(callbacks: Any) -> None:
     """Raises BertKerasError for a ModelCheckpoint that would fail at the end of its first epoch."""
