@@ -35,9 +35,14 @@ WRONG = {
 }
 
 
+ON_BATCH = ("train_on_batch", "test_on_batch", "predict_on_batch")
+
+
 @pytest.fixture(scope="module")
 def model(tiny):
-    return bk.classifier(tiny, NAMES, seq_length=16)
+    model = bk.classifier(tiny, NAMES, seq_length=16)
+    model.compile(bk.AdamW(1e-5))
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +56,10 @@ def forms(model, tiny):
     def tensors(rows):
         return {name: tf.constant(values, tf.int32) for name, values in rows.items()}
 
+    def in_arrays(call):
+        labels = () if call == model.predict_on_batch else (np.array([1]),)
+        return lambda rows: call({name: np.array(values, "int32") for name, values in rows.items()}, *labels)
+
     def labelled(rows):
         return tf.data.Dataset.from_tensors((tensors(rows), tf.constant([1])))
 
@@ -59,13 +68,14 @@ def forms(model, tiny):
         "predict a data set": (lambda rows: model.predict(labelled(rows)), BertKerasError),
         "fit": (lambda rows: model.fit(labelled(rows), verbose=0), BertKerasError),
         "evaluate": (lambda rows: model.evaluate(labelled(rows), verbose=0), BertKerasError),
+        **{name: (in_arrays(getattr(model, name)), BertKerasError) for name in ON_BATCH},
         "export": (lambda rows: signature(**tensors(rows)), tf.errors.InvalidArgumentError),
         "hub": (lambda rows: module(**tensors(rows)), tf.errors.InvalidArgumentError),
         "example.py": (lambda rows: read_inputs(settings, rows), SystemExit),
     }
 
 
-FORMS = ["predict", "predict a data set", "fit", "evaluate", "export", "hub", "example.py"]
+FORMS = ["predict", "predict a data set", "fit", "evaluate", *ON_BATCH, "export", "hub", "example.py"]
 
 
 @pytest.mark.parametrize("form", FORMS)

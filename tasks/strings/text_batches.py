@@ -27,7 +27,7 @@ from bert_keras.tasks.devices.strategies import divided, padded_for, rows_for
 from bert_keras.tasks.devices.workers import Workers
 from bert_keras.tasks.strings import text_data
 from bert_keras.tasks.strings.text_data import SAMPLE_WEIGHT, get_batch_size, has_features, raw_columns
-from bert_keras.tasks.task import Features, Problem, Raw, checked_inputs, model_inputs
+from bert_keras.tasks.task import Features, Problem, Raw, checked_inputs, graph_errors, model_inputs
 from bert_keras.tasks.training.task_model import start_at_scores
 from bert_keras.text.preprocessing import Preprocessor
 
@@ -107,7 +107,8 @@ def checked_features(model: Any, x: Any) -> Any:
         alone = not isinstance(x.element_spec, tuple)
         return x.map(lambda features, *rest: check(features) if alone else (check(features), *rest))
     if isinstance(x, Mapping):
-        check(x)
+        with graph_errors():
+            check(x)
     return x  # a data set that was divided among the replicas
 
 

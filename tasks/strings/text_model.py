@@ -370,6 +370,8 @@ class TextModel(text_model_parts.Described, TrainingSteps, keras.Model):
                 self, (x, y, sample_weight), class_weight=class_weight
             )
             class_weight = None
+        else:
+            text_batches.checked_features(self, x)
         if self._schedule is not None or not self.compiled:
             raise BertKerasError(text_model_parts.STEPS_UNKNOWN)
         return super().train_on_batch(x, y, sample_weight, class_weight, return_dict)
@@ -382,11 +384,15 @@ class TextModel(text_model_parts.Described, TrainingSteps, keras.Model):
             self.compile()
         if has_text(x):
             x, y, sample_weight = text_batches.one_batch(self, (x, y, sample_weight))
+        else:
+            text_batches.checked_features(self, x)
         return super().test_on_batch(x, y, sample_weight, return_dict)
 
     def predict_on_batch(self, x: Any) -> Any:
         """`predict` of one batch of texts; features give logits, as in Keras."""
-        return self.predict(x, verbose=0) if has_text(x) else super().predict_on_batch(x)
+        if has_text(x):
+            return self.predict(x, verbose=0)
+        return super().predict_on_batch(text_batches.checked_features(self, x))
 
     def _predict_examples(
         self, examples: Examples, *, batch_size: int | None, **progress: Any

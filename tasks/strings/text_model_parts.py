@@ -63,7 +63,8 @@ class Described:
 
         def serving_default(raw: Raw) -> Raw:
             features = problem.features(preprocess, raw)
-            return problem.decode(self.network(model_inputs(features), training=False), features, raw)
+            outputs = checked_outputs(self.network(model_inputs(features), training=False))
+            return problem.decode(outputs, features, raw)
 
         return tf.function(serving_default, autograph=False, input_signature=[problem.signature()])
 
