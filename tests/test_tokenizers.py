@@ -282,6 +282,15 @@ class TestVocabulary:
             tokenizer = read(path, lower_case=True)
         assert tokenizer.encode(text) == ids
 
+    @pytest.mark.parametrize("mark", ["\u2581", "\u0120"])
+    def test_words_of_another_kind_of_tokenizer_are_noticed(self, tmp_path, mark):
+        """https://github.com/google-research/bert/issues/589"""
+        lines = [line for line in VOCABULARY if not line.startswith("##")]
+        path = self.write(tmp_path, "\n".join([*lines, mark, f"{mark}the", f"{mark}film"]).encode())
+        with pytest.warns(UserWarning, match=f"2 of its lines are marked by .*'{mark}the'"):
+            WordPiece.from_file(path)
+        WordPiece.from_file(self.write(tmp_path, "\n".join([*lines, f"{mark}the", "##the"]).encode()))
+
     @pytest.mark.parametrize("end", ["\n\n\n", "\r", "\r\n\r\n"])
     def test_blank_lines_at_the_end_and_line_ends_of_old_machines(self, tmp_path, end):
         path = self.write(tmp_path, (("\r\n" if "\r\n" in end else end[0]).join(VOCABULARY) + end).encode())

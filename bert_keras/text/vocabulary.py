@@ -87,10 +87,14 @@ def read_pieces(path: str | os.PathLike[str]) -> tuple[str, ...]:
     return lines
 
 
+_OTHER_MARK = "marked by \u2581 or \u0120, which WordPiece does not read (its own mark, ##, is in no line)"
+
+
 def _odd_lines(lines: Sequence[str]) -> list[str]:
     """The lines that no text reaches, in words: for each kind their number and the first."""
     last = {line: i for i, line in enumerate(lines)}
     kinds: dict[str, list[str]] = {}
+    has_inner = any(line.startswith("##") for line in lines)
     for i, line in enumerate(lines):
         if not line.strip(" \t\r"):
             kinds.setdefault("blank", []).append(f"line {i + 1}")
@@ -98,6 +102,9 @@ def _odd_lines(lines: Sequence[str]) -> list[str]:
             kinds.setdefault("repeated later, where they count", []).append(f"line {i + 1} {shortened(line)}")
         elif " " in line or "\t" in line:
             kinds.setdefault("with a space, which no token of a text has", []).append(f"line {i + 1}")
+        elif line[0] in "\u2581\u0120" and len(line) > 1 and not has_inner:
+            # Words of SentencePiece and of byte-level BPE: every text would be unknown.
+            kinds.setdefault(_OTHER_MARK, []).append(f"line {i + 1} {shortened(line)}")
     return [f"{len(found)} of its lines are {kind} ({found[0]})" for kind, found in kinds.items()]
 
 
