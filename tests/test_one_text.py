@@ -92,7 +92,7 @@ CHANGES = {
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
-@pytest.mark.filterwarnings("ignore:Layer Dropout does not have a `quantize` method")
+@pytest.mark.filterwarnings("ignore:Layer (Dropout|LayerNorm) does not have a `quantize` method")
 @pytest.mark.parametrize("change", CHANGES)
 def test_an_answer_is_fresh_after_a_change(change, checkpoint):
     model = bk.classifier(checkpoint, NAMES)

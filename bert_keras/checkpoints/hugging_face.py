@@ -160,12 +160,17 @@ def _open(folder: pathlib.Path, config: BertConfig) -> Iterator[OpenFile]:
 _WORDS = "embeddings.word_embeddings.weight"
 
 
+def _model_of(names: Names) -> str:
+    """The model's name in a file with heads: "bert."."""
+    return names.table["embeddings/word_embeddings"].removesuffix(_WORDS)
+
+
 def _without_prefix(names: Names, shapes: Iterable[str], *, where: pathlib.Path) -> Names:
     """The table for a file whose names have a prefix, as a model inside another module has: `model.bert.`, `0.auto_model.`.
 
     Raises BertKerasError for a file of several encoders.
     """
-    model = names.table["embeddings/word_embeddings"].removesuffix(_WORDS)  # "bert."
+    model = _model_of(names)
     found = [name.removesuffix(_WORDS) for name in shapes if name.endswith(_WORDS)]
     prefixes = sorted({stem.removesuffix(model) for stem in found})
     if len(prefixes) > 1:
@@ -174,6 +179,8 @@ def _without_prefix(names: Names, shapes: Iterable[str], *, where: pathlib.Path)
             "that you want alone."
         )
     prefix = prefixes[0] if prefixes else ""
+    if prefix.endswith(tuple({_model_of(one) for one in NAMES} - {model})):
+        return names  # which another model_type would read: the names are unknown to this one
     return dataclasses.replace(names, current=lambda raw: names.current(raw.removeprefix(prefix)))
 
 

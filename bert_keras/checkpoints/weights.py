@@ -17,7 +17,7 @@ from bert_keras.checkpoints.checkpoint import (
     Row,
     numpy_dtype,
 )
-from bert_keras.config import BertConfig
+from bert_keras.config import MAX_LAYERS, BertConfig
 from bert_keras.errors import BertKerasError, first_names
 from bert_keras.features import POOLED_OUTPUT
 
@@ -271,7 +271,10 @@ def warn_of_layers(config: BertConfig, source: OpenFile, unknown: Sequence[str])
 
     unknown: the file's names that no row of the config's table has
     """
-    more = source.names.readable_rows(dataclasses.replace(config, num_layers=config.num_layers + 1))
+    if config.num_layers == MAX_LAYERS:
+        return
+    taller = dataclasses.replace(config, num_layers=config.num_layers + 1)
+    more = source.names.readable_rows(taller).keys() - source.names.readable_rows(config).keys()
     if any(source.names.current(raw) in more for raw in unknown):
         warnings.warn(
             f"{source.file} has more layers than num_hidden_layers, {config.num_layers}; the layers above are left out. Correct "

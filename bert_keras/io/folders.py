@@ -265,7 +265,7 @@ class Folder:
         self.check(reopen=reopen)
         fingerprint = json.loads(json.dumps(fingerprint))  # tuples become lists, as in the file
         with contextlib.ExitStack() as stack:
-            if not self.path.exists():
+            if not is_remote(self.path) and not self.path.exists():
                 stack.callback(_remove_empty, self.path)
             try:
                 if is_remote(self.path):

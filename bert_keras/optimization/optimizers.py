@@ -95,12 +95,6 @@ class _TwoMoments(keras.optimizers.Optimizer):
                 f"unknown argument {', '.join(unknown)} of {type(self).__name__}; of Keras' it takes "
                 f"{', '.join(KerasArguments.__annotations__)}."
             )
-        given = {"learning_rate": learning_rate, "weight_decay": weight_decay, "clip_norm": clip_norm}
-        for setting, value in given.items():
-            if isinstance(value, int | float) and not is_finite(
-                value
-            ):  # a clip_norm of infinity would clip nothing
-                raise BertKerasError(f"{setting} is {value}; give a number that float32 holds.")
         if clip_norm is not None and not clip_norm > 0:
             raise BertKerasError(f"clip_norm is {clip_norm}; give a number over 0, or None for no clipping.")
         weight_decay = 0.0 if weight_decay is None else weight_decay
@@ -108,6 +102,11 @@ class _TwoMoments(keras.optimizers.Optimizer):
             raise BertKerasError(
                 f"weight_decay is {weight_decay}; give a number of at least 0, or None for no decay."
             )
+        given = {"learning_rate": learning_rate, "weight_decay": weight_decay, "clip_norm": clip_norm}
+        for setting, value in given.items():
+            # A clip_norm of infinity would clip nothing.
+            if isinstance(value, int | float) and not is_finite(value):
+                raise BertKerasError(f"{setting} is {value}; give a number that float32 holds.")
         if clips := [key for key in _CLIPS if keras_arguments.get(key) is not None]:
             if clip_norm not in (None, CLIP_NORM):
                 raise BertKerasError(

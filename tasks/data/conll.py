@@ -100,11 +100,11 @@ def load_corpus(
     return read_corpus(split_file(source, split, FILES), word=word, tag=tag)
 
 
-class _Line(NamedTuple):
-    """The cells of a word."""
+class _Lines(NamedTuple):
+    """The lines of a sentence: the number of the first, and the cells of each."""
 
     number: int
-    cells: list[str]
+    rows: list[tuple[str, ...]]
 
 
 def read_corpus(
@@ -133,23 +133,19 @@ def read_corpus(
         "Python",
     )
     documents, names, marked = _read_lines(to_path(path), least=least, most=most)
-    groups = [[line.cells for line in lines] for document in documents for lines in document]
+    groups = [lines.rows for document in documents for lines in document]
     if not groups:
         raise BertKerasError(f"{path} has no words; give a word and its tag on each line.")
     found = find_columns(groups, word=word, tag=tag, names=names, where=str(path))
     if found.header:
-        del documents[0][0][0]
+        number, rows = documents[0][0]
+        documents[0][0] = _Lines(number + 1, rows[1:])
     source = f"{path}, line"
     made = [
         [
-            Sentence(
-                [line.cells[found.words] for line in lines],
-                [line.cells[found.tags] for line in lines],
-                source,
-                lines[0].number,
-            )
-            for lines in document
-            if lines
+            Sentence([row[found.words] for row in rows], [row[found.tags] for row in rows], source, number)
+            for number, rows in document
+            if rows
         ]
         for document in documents
     ]
@@ -158,13 +154,11 @@ def read_corpus(
     return Corpus(made, marked)
 
 
-def _read_lines(
-    path: Path, *, least: int, most: int | None
-) -> tuple[list[list[list[_Line]]], list[str], bool]:
+def _read_lines(path: Path, *, least: int, most: int | None) -> tuple[list[list[_Lines]], list[str], bool]:
     """The lines of the sentences of the documents, the names of the columns where a comment has them, and `Corpus.marked`."""
-    documents: list[list[list[_Line]]] = [[]]
+    documents: list[list[_Lines]] = [[]]
     marked, expected, names = False, 0, list[str]()
-    lines: list[_Line] | None = None
+    lines: _Lines | None = None
     for number, text in numbered_lines(path):
         cells = re.split("[ \t]+", text.strip(" \t\r"))
         if text.startswith(NAMES_LINE):
@@ -185,9 +179,9 @@ def _read_lines(
             if len(cells) != expected or len(cells) < least or (most is not None and len(cells) > most):
                 raise _wrong_count(f"{path}, line {number}", len(cells), expected, least=least, most=most)
             if lines is None:
-                lines = []
+                lines = _Lines(number, [])
                 documents[-1].append(lines)
-            lines.append(_Line(number, cells))
+            lines.rows.append(tuple(cells))
     return [*filter(None, documents)], names, marked
 
 

@@ -100,7 +100,6 @@ class TextClassification(Task):
     options = (*names_of(ClassifierOptions), *names_of(ColumnOptions), *names_of(MeasureOptions))
     head = "classifier"
     architectures = ("ForSequenceClassification",)
-    options = (*names_of(ClassifierOptions), *names_of(ColumnOptions))
     kinds = {
         "name": one_of(glue.NAMES),
         "text": list_of(TEXT),

@@ -342,11 +342,11 @@ def load(
 
 def _find_export(path: pathlib.Path) -> pathlib.Path | None:
     """The graph of an exported version, or of the newest version in a folder; None where there is none."""
-    versions = [found for found in path.glob("*/saved_model.pb") if found.parent.name.isdecimal()]
-    file = path / "saved_model.pb"
-    if not file.is_file() and versions:
-        file = max(versions, key=lambda found: int(found.parent.name))
-    return file if file.is_file() else None
+    if (file := path / "saved_model.pb").is_file():
+        return file
+    numbers = [one for one in path.iterdir() if one.name.isdecimal()] if path.is_dir() else []
+    versions = sorted(numbers, key=lambda one: int(one.name))
+    return next((one / file.name for one in reversed(versions) if (one / file.name).is_file()), None)
 
 
 def _load_own(path: str | pathlib.Path) -> Run:

@@ -170,7 +170,10 @@ def list_records(task: Task, predictions: Mapping[str, np.ndarray]) -> list[dict
 
 def check_measures(model: Any, logs: Mapping[str, Any]) -> None:
     """Raises BertKerasError for a loss that is not finite, and for one of nothing: the mean over no weight is not 0."""
-    if any(one.name == "loss" and not float(getattr(one, "count", 1)) for one in model.metrics):
+    if any(
+        one.name == "loss" and not float(tf.convert_to_tensor(getattr(one, "count", 1)))
+        for one in model.metrics
+    ):
         raise BertKerasError(
             "no label has a weight over 0, so nothing was measured; give other labels or weights."
         )
