@@ -59,6 +59,7 @@ def pytest_collection_finish() -> None:
     spare_what_is_alive()
     if "tensorflow" in sys.modules:
         give_ops_one_stack()
+        run_graphs_as_they_are()
 
 
 def give_ops_one_stack() -> None:
@@ -74,6 +75,14 @@ def give_ops_one_stack() -> None:
 
         here = tf_stack.extract_stack()
         tf_stack.extract_stack = lambda stacklevel=1: here
+
+
+def run_graphs_as_they_are() -> None:
+    """Graphs of a test are run once or twice, and TensorFlow would optimize them for a sixth of the time of all tests.
+
+    Commands, servers, exports and workers in processes of their own run optimized graphs, as users do.
+    """
+    sys.modules["tensorflow"].config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
 @pytest.fixture(scope="module", autouse=True)

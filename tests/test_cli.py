@@ -206,6 +206,7 @@ def test_a_fresh_process_keeps_tensorflow_quiet(sst2):
     assert sst2.stdout.splitlines()[-1] == f"the run is in {sst2.run}"
 
 
+@pytest.mark.long
 def test_evaluate_measures_what_training_measured(command, sst2):
     results = json.loads((sst2.run / "results.json").read_text())
     code, out, err = command("evaluate", "--run", sst2.run, "--data", sst2.data, "--json")
@@ -517,6 +518,7 @@ def invoke(tmp_path):
     return tmp_path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["tasks.py", "savedmodels.py"])
 def test_a_users_own_module_under_the_name_of_a_folder_of_ours_does_no_harm(invoke, name):
     (invoke / "tasks.py").rename(invoke / name)

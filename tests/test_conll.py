@@ -317,6 +317,7 @@ def test_measures_agree_with_seqeval():
     assert measured["accuracy"] == pytest.approx(np.mean(same))
 
 
+@pytest.mark.long
 def test_training_learns_and_reloads(run):
     loaded, results = run
     assert results["measures"]["val_f1"] > 0.9
@@ -327,6 +328,7 @@ def test_training_learns_and_reloads(run):
     assert Tagging.from_json(json.loads(json.dumps(kept))).to_json() == kept
 
 
+@pytest.mark.long
 def test_batches_contain_every_word_once(run):
     loaded, _ = run
     examples = loaded.task.examples("validation")
@@ -336,6 +338,7 @@ def test_batches_contain_every_word_once(run):
         assert sum(float(tf.reduce_sum(weights)) for _, _, weights in made) == words
 
 
+@pytest.mark.long
 def test_predicting_raw_text(run):
     loaded, _ = run
     texts = ["the actor, very good. And the film!", "", "\u3000", "good " * 60 + "actor"]
@@ -354,6 +357,7 @@ def test_predicting_raw_text(run):
     }
 
 
+@pytest.mark.long
 def test_report(run):
     loaded, _ = run
     task = Tagging(LABELS, scheme="IOB2")

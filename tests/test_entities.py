@@ -183,6 +183,7 @@ def tagger(tiny):
     return model
 
 
+@pytest.mark.long
 def test_fit_on_spans_and_records_with_python_slices(tagger):
     texts = ["ïx actor is good", "北 actor", "the film"]
     found, predicted = tagger.records(texts), tagger.predict(texts, verbose=0)

@@ -36,9 +36,7 @@ def stopped_after(step: int) -> Iterator[None]:
 OTHER_LABELS = ("pair", "score", "several")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in OTHER_LABELS)) for name in CASES]
-)
+@pytest.mark.parametrize("name", [name for name in CASES if name not in OTHER_LABELS])
 def test_a_stopped_training_resumes_to_the_same_bits(name, finished, tmp_path):
     """Masks and orders, dropout and the optimizer's state are those of a training that was never stopped."""
     made = finished(name)

@@ -78,6 +78,7 @@ def forms(model, tiny):
 FORMS = ["predict", "predict a data set", "fit", "evaluate", *ON_BATCH, "export", "hub", "example.py"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", FORMS)
 def test_numbers_out_of_range_are_refused_by_name(forms, form):
     call, error = forms[form]

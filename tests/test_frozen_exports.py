@@ -50,6 +50,7 @@ def test_a_fresh_process_gives_the_answers_of_the_trainable_form(case, sst2, tmp
     }
 
 
+@pytest.mark.long
 def test_every_weight_is_a_constant_that_is_stored_once(exported, sst2):
     run = load_run(sst2.run)
     weights = sum(variable.value.shape.num_elements() for variable in run.model.variables)

@@ -195,6 +195,7 @@ def assert_served_as_trained(case, checkpoint, run_folder, results, cache):
         assert results["measures"][f"val_{name}"] == pytest.approx(value, abs=1e-4), name
 
 
+@pytest.mark.long
 def test_a_class_is_learned_by_a_bilstm_on_vectors(class_run, checkpoint, tmp_path):
     folder, results = class_run
     assert_served_as_trained("class", checkpoint, folder, results, tmp_path / "vectors")

@@ -182,7 +182,6 @@ def test_short_texts_are_classified_as_without_windows(model, checkpoint):
 
 
 KINDS = {
-    "class": (lambda ckpt, **o: bk.classifier(ckpt, NAMES, **o), LABELS, "accuracy"),
     "multi": (lambda ckpt, **o: bk.classifier(ckpt, NAMES, multi=True, **o), [[NAMES[label]] for label in LABELS], "f1"),
     "score": (bk.regressor, [float(label) for label in LABELS], "spearman"),
     "pair": (lambda ckpt, **o: bk.classifier(ckpt, NAMES, text=("a", "b"), **o), LABELS, "accuracy"),

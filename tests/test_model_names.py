@@ -249,6 +249,7 @@ def test_a_tokenizer_by_name_downloads_no_weights(ask_here, files):
         assert "vocab.txt: 200" in asked_for(hub) and "model.safetensors: 200" not in asked_for(hub)
 
 
+@pytest.mark.long
 def test_finetune_from_a_name_remembers_the_model_and_its_commit(ask_here, capfd, tmp_path, files):
     data, run = write_data(tmp_path / "data", "sst2", count=16), tmp_path / "run"
     flags = ["--task", "sst2", "--data", data, "--checkpoint", "org/own@v1", "--output", run]

@@ -112,6 +112,7 @@ def test_no_task_makes_an_answer_of_outputs_that_are_not_finite(task, checkpoint
         model.predict(model_inputs(model.problem.features(model.preprocess, raw)))
 
 
+@pytest.mark.long
 def test_a_served_graph_answers_with_an_error(checkpoint):
     model = bk.tagger(checkpoint, ["PER"], seq_length=24)
     served = Servable(model.problem, model.preprocess, model.network)

@@ -26,6 +26,8 @@ from bert_keras.optimization import pretrainers
 from bert_keras.optimization.objectives import LeftToRight, MaskedLM, SentencePair
 from bert_keras.optimization.pretrainers import ElectraPretrainer, Pretrainer
 
+pytestmark = pytest.mark.long
+
 BOTH = (SEQUENCE_OUTPUT, POOLED_OUTPUT)
 LENGTHS = [7, 2, 4]  # real tokens in each row
 POSITIONS = np.array([[1, 6, 3, 0], [1, 0, 0, 0], [2, 2, 3, 0]], "int32")

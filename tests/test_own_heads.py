@@ -82,6 +82,7 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", POOLERS)
 def test_the_classifier_of_each_family(kind, tmp_path):
     folder = write(tmp_path / "there", kind, labels=LETTERS)
@@ -116,6 +117,7 @@ MEANINGS = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", MEANINGS)
 def test_the_meaning_of_the_outputs(case, tmp_path, capsys):
     problem_type, outputs, more, column, function = MEANINGS[case]
@@ -177,6 +179,7 @@ TAGS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", TAGS)
 def test_the_tags_of_a_checkpoint(case, tmp_path, capsys):
     there, entities, tags, kept = TAGS[case]
@@ -206,6 +209,7 @@ def test_a_checkpoint_without_a_head_names_what_to_use(tmp_path):
     refused("no head of tagging.*give entities", bk.tagger, folder)
 
 
+@pytest.mark.long
 def test_a_choice_head_of_electra_that_reads_otherwise_is_refused(tmp_path):
     folder = write(tmp_path / "there", "electra", architecture="ForMultipleChoice", outputs=1)
     assert bk.chooser(folder, 2).predict(CHOICES, verbose=0)["probabilities"].shape == (2, 2)
@@ -217,8 +221,6 @@ def test_a_choice_head_of_electra_that_reads_otherwise_is_refused(tmp_path):
 # A checkpoint, the texts, and arguments of the functions that load it.
 FORMS = {
     "classes": ({"labels": LETTERS, "kind": "electra"}, {"text": TEXTS}),
-    "tags": ({"labels": ("PER", "LOC", "O"), "architecture": "ForTokenClassification"}, {"text": TEXTS}),
-    "answers": ({"head": "qa_outputs", "architecture": "ForQuestionAnswering"}, PAIRS),
     "replaced": (
         {"head": "replaced_token", "architecture": "ForPreTraining", "kind": "electra"},
         {"text": TEXTS},
@@ -248,6 +250,7 @@ def test_runs_keras_files_exports_and_commands_answer_the_same(case, tmp_path, f
                 np.testing.assert_allclose(given, values, atol=1e-5, err_msg=f"{form}: {name}")
 
 
+@pytest.mark.long
 def test_commands_take_a_checkpoint_alone(tmp_path, capfd):
     """The task, the labels and the numbers are those of the checkpoint."""
     folder = write(tmp_path / "there", labels=LETTERS)

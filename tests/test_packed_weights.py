@@ -17,6 +17,8 @@ from bert_keras.model.encoder import BertEncoder
 from bert_keras.tasks.batches import predictor
 from bert_keras.tasks.frozen.extractor import Extractor, Rows
 
+pytestmark = pytest.mark.long
+
 ANY_SHAPE = {name: tf.TensorSpec([None, None], tf.int32) for name in ENCODER_INPUTS}
 
 

@@ -19,6 +19,7 @@ PUBLISHED = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("size", "expected", "with_heads"), PUBLISHED)
 def test_parameter_count_of_a_built_model(size, expected, with_heads):
     encoder = BertEncoder(BertConfig.named(size))

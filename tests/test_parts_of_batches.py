@@ -13,6 +13,8 @@ from bert_keras.tasks.strings.text_batches import text_batches
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.wordpiece import WordPiece
 
+pytestmark = pytest.mark.long
+
 COUNT, BATCH = 33, 8  # the last batch has one row
 PREPROCESS = Preprocessor(WordPiece(runs.VOCABULARY), seq_length=24, pad_to_longest=True)
 

@@ -47,7 +47,7 @@ def logits_of(model, x):
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:the checkpoint has no masked_lm head")
-@pytest.mark.parametrize("case", TASKS)
+@pytest.mark.parametrize("case", ["class", "class, BiLSTM", "answer", "tags"])
 def test_every_problem_trains_two_steps_in_bfloat16_near_float32(case, checkpoint):
     make, x, y = TASKS[case]
     found = {}

@@ -34,6 +34,7 @@ def _taken(folder, count, **options):
     return [row[INPUT_WORD_IDS].numpy().tolist() for row in read_records(folder, **options).take(count)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("masking", [None, Masking(max_predictions=5)])
 def test_trains_on_records(masking, tmp_path):
     folder = write(tmp_path / "records", masking=masking, settings={"strict": True})

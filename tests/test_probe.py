@@ -146,6 +146,7 @@ def test_a_repeated_probe_is_refused(tmp_path, capfd):
     assert code == 1 and err == "bert-keras: error: --data has pos more than once; give each name once.\n"
 
 
+@pytest.mark.long
 def test_the_command(place, tmp_path, capfd):
     flags = ["--data", f"pos={place / 'conll'}", "--checkpoint", place / "checkpoint", "--seq-length", "32"]
     code, out, err = runs.run_command(

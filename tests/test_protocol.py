@@ -298,6 +298,7 @@ def test_patience_does_not_go_with_the_last_epoch():
         Hparams(patience=1, keep="last")
 
 
+@pytest.mark.long
 def test_the_command(place, tmp_path, capfd):
     flags = ["--task", "custom", "--data", place / "train.csv", "--dev-data", place / "dev.csv"]
     flags += ["--checkpoint", place / "checkpoint", "--output", tmp_path / "runs", "--seq-length", "16"]

@@ -14,6 +14,8 @@ from bert_keras.optimization.training_model import TrainingModel
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.task import classifier_model
 
+pytestmark = pytest.mark.long
+
 CONFIG = small(num_layers=3, hidden_dropout=0.3, attention_dropout=0.3, initializer_range=0.2)
 FEATURES = random_features(CONFIG, seed=5, batch=4, length=12)
 

@@ -384,6 +384,7 @@ def written(inputs, disk):
     return {name: inputs / "written" / name for name in WRITERS}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", WRITERS)
 def test_files_are_on_the_disk_before_they_have_their_names(disk, written, name):
     faults, renames = disk.faults(written[name])

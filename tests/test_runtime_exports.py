@@ -240,6 +240,7 @@ def test_openvino_computes_in_bfloat16(sst2, tmp_path, capfd):
     assert "| precision | bfloat16 |" in card and "The export in bfloat16 was not measured" in card
 
 
+@pytest.mark.long
 def test_the_features_are_those_of_the_preprocessor(sst2, tmp_path, monkeypatch):
     """Every way to cut, one text and two, in BERT's form and in RoBERTa's."""
     roberta = write_roberta(tmp_path / "roberta")
@@ -415,6 +416,7 @@ def test_a_narrow_model_without_a_float32_form_is_refused(sst2, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("all_installed")
 def test_an_op_that_the_converter_refuses_is_named(sst2, tmp_path, monkeypatch):
     def refuses(function, output, path):

@@ -9,6 +9,8 @@ from random_checkpoints import random_checkpoint, refused, with_vocabulary
 import bert_keras as bk
 from bert_keras import checkpoints
 
+pytestmark = pytest.mark.long
+
 TEXTS = ["a b a b", "unable", "a b a b a b a b a b"]
 TRANSFORMER = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
 POOLING = {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}

@@ -292,6 +292,7 @@ def test_preprocessing_takes_it(tokenizer):
     assert named == ["[CLS]", f"{SPACE}low", "[SEP]", f"{SPACE}low", "[SEP]", "<pad>", "<pad>", "<pad>"]
 
 
+@pytest.mark.long
 def test_real_text(data_dir):
     """Ties between equally likely splits are all that two versions of the library may break otherwise."""
     lines = [line for document in Corpus(data_dir / "corpus" / "wikitext2_valid.txt") for line in document]

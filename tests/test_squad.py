@@ -408,12 +408,14 @@ def run(trained) -> Run:
     return load_run(trained.run, data=trained.data)
 
 
+@pytest.mark.long
 def test_a_tiny_model_learns(trained):
     measures = trained.results["measures"]
     assert measures["val_f1"] > 90 and measures["val_NoAns_f1"] > 80 and measures["val_HasAns_f1"] > 80
     assert json.loads((trained.run / RESULTS_FILE).read_text())["measures"] == measures
 
 
+@pytest.mark.long
 def test_a_reloaded_run_has_the_same_measures(trained, run):
     assert run.task.to_json() == json.loads((trained.run / TASK_FILE).read_text())["task"]
     assert run.task.to_json().items() >= (OPTIONS | {"name": "squad2.0"}).items()
@@ -424,6 +426,7 @@ def test_a_reloaded_run_has_the_same_measures(trained, run):
         assert measures[name] == pytest.approx(kept[name], abs=1e-4), name
 
 
+@pytest.mark.long
 def test_an_ensemble_averages_tau(trained, tmp_path):
     other = shutil.copytree(trained.run, tmp_path / "other")
     content = json.loads((other / TASK_FILE).read_text())

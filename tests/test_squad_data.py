@@ -301,6 +301,7 @@ def without_answers(path, folder):
     return folder / "test.json", [entry["id"] for entry in entries]
 
 
+@pytest.mark.long
 def test_predict_reads_squad_s_json_and_writes_the_official_files(finished, tmp_path, capfd):
     made = finished("answers")
     file, ids = without_answers(made.data / "dev-v2.0.json", tmp_path)
@@ -322,6 +323,7 @@ def test_predict_reads_squad_s_json_and_writes_the_official_files(finished, tmp_
     assert code == 1 and "--predictions needs" in err and not (tmp_path / "other.json").exists()
 
 
+@pytest.mark.long
 def test_evaluate_says_by_which_rules_answers_are_compared(finished, capfd):
     made = finished("answers")
     command = ["evaluate", "--run", made.run, "--data", made.data]

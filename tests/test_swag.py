@@ -263,6 +263,7 @@ def place(tmp_path_factory):
     return folder, finetune(task, **places, hparams=hparams, **quiet)
 
 
+@pytest.mark.long
 def test_a_tiny_model_learns_and_reloads_with_equal_measures(place):
     folder, results = place
     assert results["measures"]["val_accuracy"] > 0.9  # by chance 0.25
@@ -342,6 +343,7 @@ def test_predict_refuses_three_endings(tmp_path, suffix, added, message):
     assert str(caught.value).startswith(f"{path}, {message}")
 
 
+@pytest.mark.long
 def test_evaluate_by_command(place, capfd):
     folder, results = place
     flags = ("--run", folder / "run", "--data", folder / "data")

@@ -504,6 +504,7 @@ def test_a_clone_names_its_missing_vocabulary(untrained):
     np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
+@pytest.mark.long
 def test_many_tokenizers_and_trainings_are_no_retracing(checkpoint, caplog, monkeypatch):
     """TensorFlow counts by the code of a function, which all tokenizers and all trainings share, and warns from the fifth on."""
     monkeypatch.setattr(tf.get_logger(), "propagate", True)
@@ -572,6 +573,7 @@ def test_a_file_is_loaded_without_its_optimizer(model, tmp_path):
 # Beside the commands, and other packages
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked_answers")
 def test_the_commands_read_a_keras_file(untrained, checkpoint, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)

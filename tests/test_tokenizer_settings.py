@@ -251,6 +251,7 @@ def test_tokens_without_weights_are_named(tmp_path):
     refused("has 14 tokens and the config's vocab_size is 13", checkpoints.read, tmp_path / "out")
 
 
+@pytest.mark.long
 @saves_with_keras
 def test_every_form_of_a_model_gives_the_same_ids(tmp_path):
     """A `.keras` file, a run and an export keep added tokens, other special tokens and the side that is cut."""

@@ -433,6 +433,7 @@ MADE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", MADE)
 def test_a_pickle_makes_an_equal_tokenizer(kind):
     tokenizer = MADE[kind]()

@@ -353,6 +353,7 @@ def test_planning_says_how_many_texts_are_cut(task, place, plan):
 FEATURES = {"feature_layers": "0,1", "lstm_layers": 1, "lstm_units": 4}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "how", [{}, {"micro_batch": 4}, FEATURES], ids=["plain", "micro-batches", "features"]
 )

@@ -138,6 +138,7 @@ def test_only_a_process_that_has_joined_a_cluster_loses_workers(monkeypatch):
 # Files on disk
 
 
+@pytest.mark.long
 def test_full_disk_leaves_what_was_there(reloaded, place, tmp_path):
     folder, saved = tmp_path / "run", (reloaded.task, reloaded.preprocess, reloaded.model)
     shutil.copytree(place / "learned", folder)

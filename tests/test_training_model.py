@@ -17,9 +17,12 @@ from bert_keras.optimization.optimizers import AdamW
 from bert_keras.optimization.replicas import check_order, prepared
 from bert_keras.optimization.training_model import TrainingModel
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:__array__ implementation doesn't accept a copy keyword", "ignore:Gradients do not exist"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.filterwarnings(
+        "ignore:__array__ implementation doesn't accept a copy keyword", "ignore:Gradients do not exist"
+    ),
+]
 X = np.random.default_rng(0).normal(size=(6, 3)).astype("float32")
 Y = np.array([0, 1, 2, 0, 1, 2])
 

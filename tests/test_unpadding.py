@@ -18,6 +18,8 @@ from bert_keras.features import (
 )
 from bert_keras.model.encoder import ALL, BertEncoder
 
+pytestmark = pytest.mark.long
+
 CONFIG = parity.GOLDEN_CONFIG
 MASKS = {
     "lengths": [[1] * 7, [1] * 2 + [0] * 5, [1] * 4 + [0] * 3],
