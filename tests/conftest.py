@@ -59,7 +59,6 @@ def pytest_collection_finish() -> None:
     spare_what_is_alive()
     if "tensorflow" in sys.modules:
         give_ops_one_stack()
-        run_graphs_as_they_are()
 
 
 def give_ops_one_stack() -> None:
@@ -75,14 +74,6 @@ def give_ops_one_stack() -> None:
 
         here = tf_stack.extract_stack()
         tf_stack.extract_stack = lambda stacklevel=1: here
-
-
-def run_graphs_as_they_are() -> None:
-    """Graphs of a test are run once or twice, and TensorFlow would optimize them for a sixth of the time of all tests.
-
-    Commands, servers, exports and workers in processes of their own run optimized graphs, as users do.
-    """
-    sys.modules["tensorflow"].config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -147,6 +138,19 @@ def forked_answers() -> Iterator[None]:
     """Exports are compared with the answers of a forked process, which has TensorFlow imported already."""
     with forked.publishing():
         yield
+
+
+@pytest.fixture(autouse=True)
+def graphs(request) -> None:
+    """Graphs run as they are traced: TensorFlow would optimize them for a sixth of the time of all tests, to run them once.
+
+    Tests of fused kernels, tests against other implementations, and processes of their own (commands, servers, exports that are
+    compared with `predict`) run optimized graphs, as users do.
+    """
+    if "tensorflow" in sys.modules:
+        fused = any(request.node.get_closest_marker(name) for name in ("fused", "parity"))
+        options = {"disable_meta_optimizer": not fused}
+        sys.modules["tensorflow"].config.optimizer.set_experimental_options(options)
 
 
 @pytest.fixture(autouse=True)

@@ -20,6 +20,8 @@ from bert_keras.model.encoder import BertEncoder, encoder_inputs
 from bert_keras.model.layers import LayerNorm
 from bert_keras.savedmodels.servable import with_constants
 
+pytestmark = pytest.mark.fused
+
 BLOCKS = 2
 ANY_SHAPE = {name: tf.TensorSpec([None, None], tf.int32) for name in ENCODER_INPUTS}
 only_onednn = pytest.mark.skipif(
