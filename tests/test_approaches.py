@@ -26,6 +26,7 @@ from bert_keras.tasks.runs.run_folder import load_run
 from bert_keras.tasks.study.approaches import _open_contexts, compared_approaches, figure_of, run_approaches
 from bert_keras.tasks.study.comparison import comparison_json, comparison_tables
 from bert_keras.tasks.study.grid import Outcome
+from bert_keras.tasks.study.report import Dot, draw
 from bert_keras.tasks.study.rows import approach_of, chosen_approaches
 
 # -----------------------------------------------------------------------------------------------------------
@@ -253,6 +254,26 @@ def test_one_restart_resolves_nothing():
     content = comparison_json(made(restarts=1))
     assert {one["verdict"] for one in content["orderings"]} == {"one seed"}
     assert {one["error"] for one in content["orderings"]} == {None}
+    assert content["error_covers"] == "one seed: no error is known"
+    tables = comparison_tables(made(restarts=1))
+    assert "one seed: no error is known" in tables[0].title
+    assert "nan" not in str(tables) and "±" not in str(tables)
+
+
+def test_a_plot_begins_at_zero_and_has_the_most_common_answer(tmp_path, monkeypatch):
+    """Between 92.4 and 92.6 an axis of these two alone would show a gulf."""
+    drawn = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, *given, **how: drawn.append(self))
+    rows = {"fine-tuning": [Dot(0.926)], "last": [Dot(0.924, degenerate=True)]}
+    draw(
+        {"sst2": rows, "cola": {"last": [Dot(-0.1)]}},
+        tmp_path / "x.png",
+        baselines={"sst2": 0.51, "cola": 0.0},
+    )
+    first, second = drawn[0].axes
+    assert first.get_xlim()[0] <= 0 and first.get_xlim()[1] >= 100 and second.get_xlim()[0] < -10
+    dots = {(line.get_marker(), round(float(line.get_xdata()[0]), 1)) for line in first.lines[:2]}
+    assert dots == {("o", 92.6), ("x", 92.4)} and [*first.lines[2].get_xdata()] == [51.0, 51.0]
 
 
 def test_figures_come_from_dev_before_test():

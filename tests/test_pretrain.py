@@ -364,13 +364,23 @@ def test_leaving_out_padding_changes_no_weight(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-def test_evaluation_does_not_change_the_training(tmp_path):
-    histories = []
+def test_evaluations_and_curves_do_not_change_the_training(tmp_path, monkeypatch):
+    """The curves are drawn while it trains, with the baselines once there are held-out measures."""
+    drawn, draw, histories = [], monitor.draw_curves, []
+
+    def kept(history, path, *, baselines):
+        drawn.append((len(history), {*baselines}))
+        draw(history, path, baselines=baselines)
+
+    monkeypatch.setattr(monitor, "draw_curves", kept)
+    monkeypatch.setattr(monitor, "DRAWN_EVERY", -1.0)
     for name, every in (("often", 2), ("never", 1000)):
         changes = {"steps": 8, "log_every": 2, "eval_every": every, "generator_share": 0.5}
         results = train(tmp_path / name, "electra", held_out=0.2, changes=changes)
         histories.append([row["loss"] for row in results["history"] if "loss" in row])
     np.testing.assert_allclose(*histories, rtol=1e-5)
+    assert [count for count, _ in drawn[:5]] == [2, 4, 6, 8, 8]  # after each evaluation, and at the end
+    assert all(names == {"masked_lm_accuracy", "masked_lm_perplexity"} for _, names in drawn)
 
 
 def test_a_resumed_run_s_first_tokens_per_second(tmp_path, monkeypatch):

@@ -314,9 +314,18 @@ def test_the_command(place, tmp_path, capfd):
     flags = ["--task", "custom", "--data", place / "train.csv", "--dev-data", place / "dev.csv"]
     flags += ["--checkpoint", place / "checkpoint", "--output", tmp_path / "runs", "--seq-length", "16"]
     code, out, err = runs.run_command(
-        capfd, "protocol", *flags, "--learning-rates", "1e-3", "--epoch-counts", "1", "--keep", "last"
+        capfd,
+        *("protocol", *flags, "--learning-rates", "1e-3", "--epoch-counts", "1", "--keep", "last"),
+        *("--control", "--max-dev-examples", "10"),
     )
     assert code == 0, err
+    kept = runs.results(tmp_path / "runs")["tasks"]["custom"]
+    assert len(kept["runs"]) == 1 and 0 <= kept["most_common_answer"] <= 1
+    control = runs.results(tmp_path / "runs" / "custom" / "random-weights_lr-0.001_epochs-1_seed-12345")
+    assert control["dev_examples"] == 10
+    assert kept["random_weights"] == {
+        name.removeprefix("val_"): value for name, value in control["measures"].items()
+    }
     assert f"the best run is in {tmp_path / 'runs' / 'custom' / 'lr-0.001_epochs-1_seed-12345'}" in out
     assert (tmp_path / "runs" / "results.png").stat().st_size > 1000
 

@@ -29,7 +29,7 @@ class Compared(NamedTuple):
 class Comparison:
     """The rows of an ablation, from several restarts on each task.
 
-    covers: the draws that the standard deviations and errors cover
+    covers: the draws that the standard deviations and errors cover, if there are several
     measures: the name of the measure of each task
     values: row -> task -> the measure of each run that learned
     stuck: row -> task -> that of each run that failed to learn; None for one whose loss diverged
@@ -66,6 +66,11 @@ class Comparison:
             (self.values[row][task], self.stuck[row][task]) for row in self.values for task in self.measures
         )
         return max((len(learned) + len(stuck) for learned, stuck in rows), default=0)
+
+    @property
+    def about_errors(self) -> str:
+        """The draws that the errors cover, or that there are none."""
+        return self.covers if self.restarts > 1 else f"{ONE_SEED}: no error is known"
 
     def orderings(self) -> list[Compared]:
         """The pairs; a pair with a row of which no run learned has no difference."""
@@ -148,7 +153,12 @@ def comparison_json(found: Comparison) -> dict[str, Any]:
         {"task": one.task, "better": one.better, "worse": one.worse, **one.found._asdict()}
         for one in found.orderings()
     ]
-    made = {"ablation": found.name, "error_covers": found.covers, "tasks": tasks, "orderings": orderings}
+    made = {
+        "ablation": found.name,
+        "error_covers": found.about_errors,
+        "tasks": tasks,
+        "orderings": orderings,
+    }
     return made | {"failed": dict(found.failed), "perplexities": found.perplexities}
 
 
@@ -163,8 +173,8 @@ def comparison_tables(found: Comparison) -> list[Table]:
         cells = [_spread(found, row, task) for row in names]
         columns[f"{task}, {measure}"] = [*cells, percent(found.baselines[task])]
     names.append(COMMONEST)
-    runs = ONE_SEED if found.restarts < 2 else "mean ± standard deviation of the runs that learned"
-    title = f"{found.title}: {runs}, and (the paper's), dev, percent; {found.covers}"
+    mean = "" if found.restarts < 2 else "mean ± standard deviation of the runs that learned, "
+    title = f"{found.title}: {mean}(the paper's), dev, percent; {found.about_errors}"
     if len(columns) > len(names):  # many tasks read better as rows
         made = [Table(title, ("task", *names), [(name, *cells) for name, cells in columns.items()])]
     else:

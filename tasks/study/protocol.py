@@ -173,6 +173,8 @@ def _run(
             ran = dataclasses.replace(ran, measures=as_fractions(ran.measures, kind=tasks[ran.task].kind))
             if ran.place.get(CONTROL):
                 controls[ran.task] = ran
+                if options.best_only and workers.chief:
+                    grid.remove_weights(ran.path)
                 continue
             found[ran.task].append(ran)
             if options.best_only and workers.chief:
