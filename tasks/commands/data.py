@@ -99,9 +99,9 @@ def _run_instances(args: argparse.Namespace) -> None:
     tokenizer, corpora = checkpoints.load_tokenizer(args.vocab), open_corpora(args.text)
     segment = args.segmenter and segmenter(args.segmenter)
     if args.show is not None:
-        given = {"seq_length": length, **given_settings(args, PretrainHparams)}
         known = {"tokenizer": tokenizer, "documents": corpora, "segment": segment}
-        show_all(recipe.changed(**given), count=args.show, **known)
+        settings = {"seq_length": length, **given_settings(args, PretrainHparams)}
+        show_all(recipe.changed(**settings), count=args.show, **known)
         return
     lower_case = tokenizer.lower_case  # once, so that workers need not guess it
     job = Job(

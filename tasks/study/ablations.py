@@ -307,10 +307,8 @@ def plan_ablation(
 
     name, scale: keys of ABLATIONS and SCALES
     data: the source of each task, by name; other tasks come from TensorFlow Datasets
-    changes: settings for every pre-training; they override those of the scale; its seed is also the first of fine-tuning
-    finetuning: fields of Hparams for every fine-tuning, which override those of the scale
-    rows: by name; None takes all
-    tasks, restarts: override those of the scale
+    changes, finetuning: settings for every pre-training, whose seed is also the first of fine-tuning, and fields of Hparams
+    rows, tasks, restarts: override those of the scale, as changes and finetuning do; rows and tasks are names
     pretrainings: of each row, each with another seed; the error is then that of their means
     held_out: the fraction of the documents on which perplexity is measured
 
