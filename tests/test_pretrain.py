@@ -163,7 +163,8 @@ def test_a_new_objective_is_a_class_and_its_rows(tmp_path, monkeypatch):
     results = train(tmp_path / "run", "own", held_out=0.2, changes={"steps": 1})
     lines = planned_lines("own")
     assert any("instances, logged every 10 steps" in line for line in lines)
-    assert results["majority_baselines"] == {"masked_lm_accuracy": 0.0, "masked_lm_perplexity": 1.0}
+    baselines = results["majority_baselines"]
+    assert baselines["masked_lm_accuracy"] == 0.0 and 5 < baselines["masked_lm_perplexity"] < 60
 
 
 def test_settings_are_one_namespace():
@@ -418,14 +419,25 @@ def test_a_worker_s_curves_are_its_own(tmp_path):
 
 
 def test_baselines_are_those_of_answers_that_read_no_text():
-    """Four tokens, one of them half of all: perplexity 2 sqrt(2), accuracy 1/2; weight 0 does not count."""
-    labels, weights = (
-        {"masked_lm": tf.constant([[5, 5, 6, 7, 9]])},
-        {"masked_lm": tf.constant([[1.0] * 4 + [0]])},
-    )
+    """Labels 5 and 6 have 3 + 1 and 0 + 1 of 6 + 10 tokens; weight 0 does not count."""
+    labels = {"masked_lm": tf.constant([[5, 5, 6, 9]])}
+    weights = {"masked_lm": tf.constant([[1.0, 1.0, 1.0, 0.0]])}
     masked = MaskedLM(pieces=Pieces.of(WordPiece(runs.VOCABULARY, lower_case=True)))
-    found = monitor.majority_baselines([({}, labels, weights)], [masked])
-    assert found == {"masked_lm_accuracy": 0.5, "masked_lm_perplexity": pytest.approx(2 * 2**0.5)}
+    unigrams = np.array([0, 0, 0, 0, 0, 3, 0, 3, 0, 0])
+    found = monitor.majority_baselines([({}, labels, weights)], [masked], unigrams=unigrams)
+    perplexity = (4 / 16 * 4 / 16 * 1 / 16) ** (-1 / 3)
+    assert found == {"masked_lm_accuracy": 2 / 3, "masked_lm_perplexity": pytest.approx(perplexity)}
+
+
+def test_written_masks_count_as_the_tokens_that_they_hide():
+    columns = {
+        "input_word_ids": np.array([[2, 4, 6, 3, 0]]),
+        "input_mask": np.array([[1, 1, 1, 1, 0]]),
+        "masked_lm_positions": np.array([[1, 0]]),
+        "masked_lm_ids": np.array([[7, 0]]),
+        "masked_lm_weights": np.array([[1.0, 0.0]]),
+    }
+    assert instance_sources._count_tokens(columns, 9).tolist() == [0, 0, 1, 1, 0, 0, 1, 1, 0]
 
 
 BASELINES = {"masked_lm_accuracy": 0.1, "masked_lm_perplexity": 90.0, "next_sentence_accuracy": 0.52}

@@ -160,7 +160,9 @@ class PretrainingMonitor(Monitor):
         phase = evaluated[-1]
         if phase not in self._baselines:
             batches: Any = self._inputs.held_out[phase]
-            self._baselines[phase] = majority_baselines(batches, self._inputs.objectives[phase])
+            self._baselines[phase] = majority_baselines(
+                batches, self._inputs.objectives[phase], unigrams=self._inputs.source.unigrams[phase]
+            )
         return self._baselines[phase]
 
     def results(self) -> Mapping[str, Any]:
@@ -178,11 +180,15 @@ class PretrainingMonitor(Monitor):
         }
 
 
-def majority_baselines(batches: Iterable[Any], objectives: Sequence[Objective]) -> dict[str, float]:
+def majority_baselines(
+    batches: Iterable[Any], objectives: Sequence[Objective], *, unigrams: np.ndarray
+) -> dict[str, float]:
     """The measures of answers that read no text, for every objective that has them.
 
-    The accuracy of predicting the most frequent label for all; and where an objective measures perplexity, that of the
-    frequencies of these labels: no unigram model of them is better.
+    The accuracy of predicting the most frequent label for all; and where an objective measures perplexity, that of the tokens'
+    frequencies in the training text, each counted once more.
+
+    batches: held-out; unigrams: the number of each token in a sample of the training text, int [V]
     """
     labels, weights = zip(*((labels, weights) for _, labels, weights in batches), strict=True)
 
@@ -195,9 +201,8 @@ def majority_baselines(batches: Iterable[Any], objectives: Sequence[Objective]) 
         if (accuracy := one.baseline(own, counted)) is not None:
             found[f"{one.name}_accuracy"] = accuracy
         if one.perplexity and np.any(counted > 0):
-            _, counts = np.unique(own[counted > 0], return_counts=True)
-            rates = counts / counts.sum()
-            found[f"{one.name}_perplexity"] = float(np.exp(-np.sum(rates * np.log(rates))))
+            rates = (unigrams + 1) / (unigrams.sum() + len(unigrams))
+            found[f"{one.name}_perplexity"] = float(np.exp(-np.log(rates[own[counted > 0]]).mean()))
     return found
 
 
