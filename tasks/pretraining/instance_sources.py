@@ -17,6 +17,7 @@ from bert_keras.features import (
     INPUT_WORD_IDS,
     MASKED_LM_IDS,
     MASKED_LM_POSITIONS,
+    MASKED_LM_WEIGHTS,
     NEXT_SENTENCE_LABEL,
     WORD_STARTS,
     WorkerRows,
@@ -61,16 +62,18 @@ class InstanceSource:
     phases: the phases of the training
     fingerprint: everything that decides the data
     lines: warnings about settings that the data does not follow
+    unigrams: phase -> the number of each token in a sample of its instances, int [V]; `check_data` counts them
     """
 
     fingerprint: dict[str, Any]
     lines: Sequence[str] = ()
+    unigrams: dict[int, np.ndarray]
 
     def __init__(
         self, *, recipe: Recipe, tokenizer: Tokenizer, vocab_size: int, lengths: Sequence[int]
     ) -> None:
         self.vocab_size = vocab_size
-        self.recipe, self._tokenizer = recipe, tokenizer
+        self.recipe, self._tokenizer, self.unigrams = recipe, tokenizer, {}
         ends = recipe.hparams.phase_steps(len(lengths))
         self.phases = [Phase(*one) for one in zip(lengths, [0, *ends], ends, strict=False)]
 
@@ -404,6 +407,17 @@ def _columns(instances: tf.data.Dataset, count: int) -> dict[str, np.ndarray]:
     return {name: np.stack([row[name] for row in rows]) for name in instances.element_spec if rows}
 
 
+def _count_tokens(columns: Mapping[str, np.ndarray], vocab_size: int) -> np.ndarray:
+    """The number of each token in instances, int [V]; written masks count as the tokens that they hide."""
+    ids = columns[INPUT_WORD_IDS].copy()
+    if MASKED_LM_IDS in columns:
+        rows, places = np.nonzero(columns[MASKED_LM_WEIGHTS])
+        at = columns[MASKED_LM_POSITIONS][rows, places].clip(0, ids.shape[1] - 1)
+        ids[rows, at] = columns[MASKED_LM_IDS][rows, places]
+    # Numbers out of range, which are clipped here, are refused where batches are made, with the file that has them.
+    return np.bincount(ids[columns[INPUT_MASK] > 0].clip(0, vocab_size - 1), minlength=vocab_size)
+
+
 def check_data(
     source: InstanceSource, phase: int, *, objectives: Sequence[Objective], batch_size: int
 ) -> Iterator[str]:
@@ -417,6 +431,7 @@ def check_data(
     highest = max(int(columns[name].max()) for name in (INPUT_WORD_IDS, MASKED_LM_IDS) if name in columns)
     if highest >= source.vocab_size:
         raise _wrong_ids(f"{source.wrong(phase)}there is a token of id {highest}", source.vocab_size)
+    source.unigrams[phase] = _count_tokens(columns, source.vocab_size)
     lone = masks_whole_words(source.recipe) and WORD_STARTS not in columns
     for line in source.counts(phase, columns).warnings(whole_word=lone, given="the sampled"):
         yield f"warning: {line}"

@@ -155,7 +155,7 @@ def measures_of(run: Run, results: Mapping[str, Any]) -> str:
         of = f"On the dev split ({results.get('dev_examples', '?')} examples):"
         measures = _measured(results)
     elif run.task.kind == FillMask.kind and "majority_baselines" in results:
-        of = "On instances held out of pre-training; a majority baseline always predicts the most frequent answer:"
+        of = "On instances held out of pre-training; a majority baseline reads no text:"
         prefix, baselines = "held_out_", results["majority_baselines"]
         held_out = {name: value for name, value in _measured(results).items() if name.startswith(prefix)}
         measures = {name.removeprefix(prefix): value for name, value in held_out.items()}
