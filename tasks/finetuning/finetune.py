@@ -1,4 +1,7 @@
-"""Fine-tuning: a task, a checkpoint and settings in; a plan out, or a run directory from `finetune`."""
+"""Fine-tuning: a task, a checkpoint and settings in; a plan out, or a run directory from `finetune`.
+
+Source: Devlin et al. 2019, sec. 3.2.
+"""
 
 import functools
 import pathlib

@@ -10,6 +10,7 @@ A recipe is a row of RECIPES: its objectives, and settings of model, instances, 
 RUN has `config.json`, `vocab.txt`, `model.safetensors` with the heads, `task.json` (fill-mask, if there is a masked LM head),
 `results.json` (measures, baselines, history), `curves.png`, `logs/` for TensorBoard and `checkpoints/`
 (tasks/training/saver.py). ELECTRA's generator is in the subfolder `generator/`, with the same files.
+Source: Devlin et al. 2019, figure 1, sec. 3.1.
 """
 
 import dataclasses

@@ -361,7 +361,7 @@ def _first_word(question: bytes) -> str:
 
 
 # -----------------------------------------------------------------------------------------------------------
-# Spans, in graph. Source: google-research/bert run_squad.py; Devlin et al. 2019, sec. 4.3
+# Spans, in graph. Source: google-research/bert run_squad.py; Devlin et al. 2019, eq. in sec. 4.2
 
 
 class Spans(NamedTuple):
@@ -433,7 +433,7 @@ def best_answer(nbest: Mapping[str, Any]) -> dict[str, tf.Tensor]:
 
 
 def answer_or_none(nbest: Mapping[str, Any], *, tau: float) -> dict[str, tf.Tensor]:
-    """The best answer where the null odds are under -tau; otherwise no answer: "" and -1."""
+    """The best answer where the null odds are under -tau; else no answer: "" and -1 (Devlin et al. 2019, eq. in sec. 4.3)."""
     best, odds = best_answer(nbest), tf.convert_to_tensor(nbest["null_odds"])
     # In float32 the middle of two odds could equal one of them.
     answered = tf.cast(odds, tf.float64) < -tau

@@ -8,8 +8,7 @@ In: a checkpoint and labelled data. Out: a folder
 A probe is a linear classifier (ridge regression on the labels) that reads the vectors of one layer; the encoder does not learn. A
 word has the vector of its first token, a text the mean of its tokens' vectors. Each restart learns from other examples.
 
-Sources: Liu et al. 2019, "Linguistic Knowledge and Transferability of Contextual Representations"; Tenney et al. 2019, "BERT
-Rediscovers the Classical NLP Pipeline".
+Sources: Liu et al. 2019b; Tenney et al. 2019.
 """
 
 import collections
