@@ -68,7 +68,7 @@ from bert_keras.tasks.pretraining.records import RecordFiles
 from bert_keras.tasks.pretraining.vocabulary import describe_changes
 from bert_keras.tasks.runs.run_folder import ORIGIN
 from bert_keras.tasks.training.loop import RUN, check_save_every, train
-from bert_keras.tasks.training.plan import Plan, Stage
+from bert_keras.tasks.training.plan import Plan, Stage, origin_of
 from bert_keras.tasks.training.task_model import check_sizes
 from bert_keras.text.masking import Pieces
 from bert_keras.text.preprocessing import Preprocessor, pad_batches
@@ -272,6 +272,7 @@ def plan_pretraining(given: Pretraining) -> Plan:
     distribution = strategy(given.strategy_name)
     _check_settings(given, distribution)
     start = read_start(given.checkpoint, recipe)
+    origin = origin_of(start.checkpoint)
     tokenizer, lines = _tokenizer(given.tokenizer, start.checkpoint)
     config = recipe.config(vocab_size=tokenizer.vocab_size, source=start.config)
     if start.checkpoint is not None:
@@ -314,7 +315,7 @@ def plan_pretraining(given: Pretraining) -> Plan:
             sampler=recipe.sampling().sampler,
             start=start.checkpoint,
         ),
-        about={"strategy": given.strategy_name, "settings": fingerprint, ORIGIN: dict(start.origin)},
+        about={"strategy": given.strategy_name, "settings": fingerprint, ORIGIN: origin},
     )
     stages = [_stage(inputs, number, distribution) for number in range(len(source.phases))]
     monitor = functools.partial(PretrainingMonitor, inputs=inputs)

@@ -42,7 +42,7 @@ from bert_keras.tasks.training.plan import fingerprint_of_checkpoint
 from bert_keras.text.words import TEXT, TOKENS
 
 PROBE = Layout(
-    name="results of probes", artifact=formats.STUDY, fingerprint="probe.json", results="results.json"
+    name="results of probes", artifact=formats.STUDY, fingerprint="probe.json", results=formats.RESULTS_FILE
 )
 PICTURE = "results.png"
 # Probe -> the column of its labels in a file of CoNLL-2003's format, and the least and the largest number of columns. With five,
@@ -203,7 +203,8 @@ def run_probes(
     with folder.begin(dataclasses.asdict(options) | start | {"probes": list(data)}):
         results = [_result(probe, source, options, log=log) for probe in probes]
         draw(results, folder.path / PICTURE)
-        folder.finish({one.name: dataclasses.asdict(one) for one in results})
+        found = {one.name: dataclasses.asdict(one) for one in results}
+        folder.finish({**found, formats.MADE_BY: formats.made_by()})
     return results
 
 
