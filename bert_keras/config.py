@@ -44,8 +44,10 @@ def _shape(num_layers: int, hidden_size: int) -> dict[str, int]:
     }
 
 
+# Lan et al. 2020, sec. 4.8.
 _NO_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0, "classifier_dropout": 0.1}
-# Version 2 of google-research/albert; google-research/electra, whose gelu is the erf form; fairseq's RoBERTa; Sanh et al. 2019.
+# Version 2 of google-research/albert (Lan et al. 2020, sec. 3.1); google-research/electra, whose gelu is the erf form; fairseq's
+# RoBERTa.
 _ALBERT = {"vocab_size": 30000, "embedding_size": 128, "share_layers": True, **_NO_DROPOUT}
 _ELECTRA = {"vocab_size": 30522, "activation": "gelu_erf", "pooler_activation": "gelu_erf"}
 _ROBERTA = {
@@ -56,6 +58,7 @@ _ROBERTA = {
     "norm_epsilon": 1e-5,
     "activation": "gelu_erf",
 }
+# Sanh et al. 2019, sec. 3.
 _DISTILBERT = {
     "vocab_size": 30522,
     "type_vocab_size": 0,
@@ -64,6 +67,7 @@ _DISTILBERT = {
     "classifier_dropout": 0.2,
 }
 # The published variants, as the fields that differ from BERT base; for ELECTRA, the fields of the discriminator.
+# ALBERT's: Lan et al. 2020, sec. 3.2.
 VARIANTS: dict[str, dict[str, Any]] = {
     "albert-base": _ALBERT | _shape(*SIZES["base"]),
     "albert-large": _ALBERT | _shape(*SIZES["large"]),
@@ -105,7 +109,7 @@ class BertConfig(Checked):
         at_most=MAX_WIDTH,
     )
     share_layers: bool = setting(False, help="one block's weights for every layer, as in ALBERT")
-    # Pooled at the last token before padding.
+    # Pooled at the last token before padding (Devlin et al. 2019, figure 3 and A.4: OpenAI GPT is left to right).
     causal: bool = setting(False, help="a position attends only to itself and to the positions before it")
     # google-research/bert modeling.py `gelu`
     activation: str = setting(
@@ -126,7 +130,8 @@ class BertConfig(Checked):
     initializer_range: float = setting(
         0.02, help="standard deviation of initial weights, a truncated normal", at_least=1e-30, at_most=1e3
     )
-    # The default is tf.contrib.layers.layer_norm's, which trained the released weights.
+    # Unlike the textbook: the epsilon of layer normalization is 1e-12, the default of tf.contrib.layers.layer_norm, with which
+    # the released weights were trained.
     norm_epsilon: float = setting(1e-12, help="epsilon of layer normalization", at_least=1e-30, at_most=1e3)
     position_offset: int = setting(0, help="first position of a text; RoBERTa's is 2", at_least=0)
     bilstm: bool = setting(

@@ -240,9 +240,12 @@ class Masking(Checked):
     """The settings of masking (defaults: Devlin et al. 2019, sec. 3.1 and A.1; google-research/bert).
 
     hide, keep, replace: fractions of the masked positions that become [MASK], keep their token, or get a random token
-        (Devlin et al. 2019, Table 8). ELECTRA's own code hides 0.85 and keeps the rest.
-    max_ngram: an n-gram of n words, or tokens, has a probability proportional to 1 / n (ALBERT: 3).
+        (Devlin et al. 2019, table 8). ELECTRA's own code hides 0.85 and keeps the rest.
+    max_ngram: an n-gram of n words, or tokens, has a probability proportional to 1 / n (ALBERT: 3; Lan et al. 2020, sec. 4.1).
     random_pieces: "vocabulary" draws from all tokens as the original does, "real" from tokens that can occur in text.
+
+    Unlike the textbook: of the predicted tokens, 80 % become [MASK], 10 % stay and 10 % are random. [MASK] never occurs in
+    fine-tuning; and as no token shows whether it must be predicted, the encoder learns a state in context for each.
 
     Raises BertKerasError for a value out of range or rates that do not sum to 1.
     """

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from bert_keras.cli.console import PATH, SEVERAL, Command, EndNow, note, say, start, table
-from bert_keras.errors import BertKerasError
+from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.fields import add_flags, flag_of, given_settings
+from bert_keras.io.formats import PACKAGES, RESULTS_FILE, command_in, version_of
 from bert_keras.tasks.commands.flags import CHECKPOINT_HELP, add_model, add_pretrained_task, slow_precision
 from bert_keras.tasks.options import (
     SAVED_MODEL,
@@ -242,9 +243,15 @@ def _add_info(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         help="checkpoint (a path or a name), run or exported version (default: show installed versions, devices and sizes)",
     )
+    parser.add_argument(
+        "--command", action="store_true", help="print the command that made a finished run or study"
+    )
 
 
 def _run_info(args: argparse.Namespace) -> None:
+    if args.command:
+        _show_command(args.path)
+        return
     if args.path is None:
         _show_installation()
         return
@@ -255,13 +262,20 @@ def _run_info(args: argparse.Namespace) -> None:
         _show_checkpoint(args.path)
 
 
+def _show_command(path: str | None) -> None:
+    file = pathlib.Path(path or "", RESULTS_FILE)
+    if path is None or not file.is_file():
+        raise MissingFileError(
+            f"--command needs the folder of a finished run or study; {path} has no {RESULTS_FILE}."
+        )
+    print(shlex.join(["bert-keras", *command_in(file)]))
+
+
 def _show_installation() -> None:
     tf = start()
     from bert_keras.config import SIZES, VARIANTS, BertConfig
-    from bert_keras.tasks.runs.run_card import version_of
 
-    names = ("bert-keras", "tensorflow", "tensorflow-text", "keras", "keras-nlp", "numpy")
-    table(("package", "version"), [(name, version_of(name)) for name in names])
+    table(("package", "version"), [(name, version_of(name)) for name in PACKAGES])
     devices = tf.config.list_logical_devices()
     table(("device", "kind"), [(device.name, device.device_type) for device in devices])
     configs = {name: BertConfig.named(name) for name in (*SIZES, *VARIANTS)}
@@ -282,6 +296,7 @@ def _show_checkpoint(path: str) -> None:
     from bert_keras.checkpoints.hugging_face_tokenizer import lower_cases
     from bert_keras.tasks.runs.run_card import describe
     from bert_keras.tasks.runs.run_folder import is_run, load_run
+    from bert_keras.tasks.training.plan import origin_of
 
     model = checkpoints.resolve(path)
     checkpoint = checkpoints.read(model)
@@ -291,7 +306,7 @@ def _show_checkpoint(path: str) -> None:
         tokens = vocabulary.tokens
         size = "a SentencePiece model" if tokens is None else f"{len(tokens):,} tokens"
         facts |= {"vocabulary": size, "lower_case": lower_cases(vocabulary)}
-    facts |= checkpoint.origin
+    facts |= origin_of(checkpoint)
     if is_run(model):
         run = load_run(model)
         facts |= {

@@ -12,6 +12,7 @@ from typing import Any
 
 import keras
 
+from bert_keras.fields import field_types
 from bert_keras.io.json_files import (
     ANYTHING,
     MEASURE,
@@ -24,9 +25,10 @@ from bert_keras.io.json_files import (
     read_object,
 )
 from bert_keras.savedmodels.serving_protos import MODELS
+from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.runs.ensemble import Ensemble, members_of
-from bert_keras.tasks.runs.run_card import fact_rows, facts_of, measures_of
-from bert_keras.tasks.runs.run_folder import Run
+from bert_keras.tasks.runs.run_card import TRAINING, fact_rows, facts_of, measures_of, training_of
+from bert_keras.tasks.runs.run_folder import DEGENERATE, ORIGIN, Run
 from bert_keras.tasks.task import LABEL_NAMES, PROBABILITIES, Problem
 from bert_keras.tasks.training.loop import RESULTS_FILE
 from bert_keras.tasks.training.task_model import encoder_of
@@ -111,11 +113,8 @@ def model_card(
 ) -> str:
     """The text of the card. size: bytes of the graph and the weights; frozen: True if the weights are constants."""
     example, precision = example_of(run.task), precision_of(run.model)
-    facts = facts_of(run) | {
-        "precision": precision,
-        "weights": FROZEN if frozen else "",
-        "size": f"{size / 1e6:.1f} MB",
-    }
+    facts = facts_of(run) | training_of(_results_of(run))
+    facts |= {"precision": precision, "weights": FROZEN if frozen else "", "size": f"{size / 1e6:.1f} MB"}
     return CARD_TEMPLATE.format(
         name=name,
         volume=shlex.quote(f"{name}:/models/{name}"),
@@ -194,24 +193,30 @@ def measures_table(run: Run, *, rounded: str = "") -> str:
 
     rounded: the narrower format of the exported weights, in which nothing was measured; empty for the run's own
     """
+    found = measures_of(run, _results_of(run))
+    if not found or not rounded:
+        return found
+    return f"{found}These are the measures of the run. The export in {rounded} was not measured.\n"
+
+
+def _results_of(run: Run) -> dict[str, Any]:
+    """The fields of results.json that a card shows; {} for an ensemble, of which only the members were trained and measured."""
     path = run.path / RESULTS_FILE
-    # Only the members of an ensemble were evaluated, not the ensemble.
     if isinstance(run.model, Ensemble) or not path.is_file():
-        return ""
+        return {}
     kinds = {
         "task": ANYTHING,
         "dev_examples": integer(0, 2**63 - 1),
         "measures": object_of(MEASURE),
         "majority_baselines": object_of(MEASURE),
-        "degenerate": or_null(TEXT),
+        DEGENERATE: or_null(TEXT),
         "hparams": OBJECT,
+        ORIGIN: object_of(TEXT),
     }
-    found = measures_of(
-        run, checked_fields(read_object(path), kinds, where=path, optional=kinds, others=True)
-    )
-    if not found or not rounded:
-        return found
-    return f"{found}These are the measures of the run. The export in {rounded} was not measured.\n"
+    found = checked_fields(read_object(path), kinds, where=path, optional=kinds, others=True)
+    settings = {name: field_types(Hparams)[name] for name in TRAINING}
+    checked_fields(found.get("hparams", {}), settings, where=path, optional=settings, others=True)
+    return found
 
 
 # -----------------------------------------------------------------------------------------------------------

@@ -65,8 +65,9 @@ class Hparams(StepSettings):
     patience ends a training early and changes nothing before: the learning rate decays over all epochs, so it is still high at an
     early end, and the best epoch lacks the last part of the decay. For a full decay, give fewer epochs instead.
 
-    feature_layers selects the feature-based approach (sec. 5.3): the encoder is frozen, its vectors are computed once, and only a
-    BiLSTM and the head are trained. learning_rate is then 1e-3 unless it is given. The paper gives lstm_layers and lstm_units.
+    feature_layers selects the feature-based approach (Devlin et al. 2019, sec. 5.3): the encoder is frozen, its vectors are
+    computed once, and only a BiLSTM and the head are trained. learning_rate is then 1e-3 unless it is given. The paper gives
+    lstm_layers and lstm_units.
     """
 
     epochs: int = setting(3, help="passes over the training split", at_least=1)

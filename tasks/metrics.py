@@ -134,7 +134,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
-# MLQA's articles by language (Lewis et al. 2020). Hindi has none.
+# MLQA's articles by language (Lewis et al. 2020, sec. 4.1). Hindi has none.
 ARTICLES = {
     "ar": re.compile(r"\sال^|ال"),
     "de": re.compile(r"\b(ein|eine|einen|einem|eines|einer|der|die|das|den|dem|des)\b"),
@@ -149,7 +149,7 @@ def normalize_answer(text: str, language: str | None = None) -> str:
     """Lower case, no punctuation, no articles, single spaces between tokens.
 
     language: None for ASCII punctuation and English articles (Rajpurkar et al. 2016, sec. 6.1); else all punctuation, and the
-        articles of that language; in Chinese, each character is a token (Lewis et al. 2020, MLQA, sec. 4.1)
+        articles of that language; in Chinese, each character is a token (Lewis et al. 2020, sec. 4.1)
     """
     if language is None:
         return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())

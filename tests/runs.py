@@ -277,7 +277,8 @@ def results(folder: Path) -> dict:
     return json.loads((folder / "results.json").read_text())
 
 
-TIMES = ("seconds", "tokens_per_second")  # fields that a clock decides
+# Fields that a clock decides, and the command with its own --output.
+TIMES = ("seconds", "tokens_per_second", "made_by")
 
 
 def without_times(content: Any) -> Any:

@@ -94,7 +94,7 @@ def test_summaries_are_those_of_the_runs(place, done):
     run = load_run(mnli.best.path, data=place / "glue")
     assert mnli.measures["validation_mismatched"] == evaluate(run, "validation_mismatched")
     assert set(stsb.measures["validation"]) == {"spearman", "pearson"}
-    stamp = formats.stamp(formats.STUDY)
+    stamp = formats.stamp(formats.STUDY) | {formats.MADE_BY: formats.made_by()}
     assert runs.results(place / "runs") == stamp | glue_json(done[0]) | {"failed": []}
     assert (place / "runs" / "results.png").stat().st_size > 1000
 

@@ -96,8 +96,8 @@ def test_a_run_names_its_labels_as_hugging_face_does(learned, place):
 def test_results(learned, place):
     _, results, _ = learned
     assert json.loads((place / "learned" / "results.json").read_text()) == results
-    names = "task origin measures best_epoch stopped_early history train_examples dev_examples strategy hparams files"
-    assert list(results) == [*names.split(), "degenerate", "steps", "seconds"]
+    names = "task origin measures best_epoch stopped_early history train_examples dev_examples data strategy hparams files"
+    assert list(results) == [*names.split(), "degenerate", "steps", "seconds", "made_by"]
     assert results["hparams"] == LEARNING.fingerprint()
     assert (results["train_examples"], results["dev_examples"], results["steps"]) == (96, 40, 48)
     assert [sorted(epoch) for epoch in results["history"]] == [["loss", "val_accuracy"]] * 4

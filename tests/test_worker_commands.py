@@ -198,7 +198,7 @@ def on_one_process(arguments: list[str]) -> None:
     jobs.run([*arguments[:i], *arguments[i + 2 :]], workers=1)
 
 
-TIMES = {"seconds", "strategy", "files"}  # fields of results.json that differ between two runs
+TIMES = {"seconds", "strategy", "files", "made_by"}  # fields of results.json that differ between two runs
 
 
 def compared(found: Any, wanted: Any, at: str = "") -> int:

@@ -99,7 +99,7 @@ def read(path: Path) -> Checkpoint:
         format=form.name,
         path=str(root),
         unknown=unknown,
-        origin=found.origin,
+        origin=found.origin or {"model": found.path.resolve().name},
         **source.described,
     )
     # Checked before an encoder of the config's sizes is made, so that the encoder is never larger than the file.

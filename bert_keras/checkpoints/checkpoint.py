@@ -193,7 +193,8 @@ class Checkpoint:
     problem_type: Hugging Face's name for the classifier's type of labels, one of PROBLEM_TYPES, where the file has it
     sigmoid: True or False where the file says whether a score is the sigmoid of the classifier's only output
     unknown: names in the file that no row of the table has
-    origin: of a model found by name: its address, revision and license (see `downloads.LocalModel.origin`)
+    origin: of a model found by name: its address, revision and license (see `downloads.LocalModel.origin`); of a path: its last
+        name, since cards with it go to others
     """
 
     config: BertConfig

@@ -26,6 +26,7 @@ from bert_keras.cli.console import (
     reporting,
     show_warnings,
 )
+from bert_keras.io.formats import running
 from bert_keras.io.signals import interruptible, terminable
 
 # The modules of the commands, in the order of `--help`.
@@ -74,7 +75,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     open_closed_streams()
     escape_missing_characters()
     try:
-        app.run(_run, argv=list(argv) if argv is not None else None, flags_parser=_parse)
+        with running((sys.argv if argv is None else argv)[1:]):
+            app.run(_run, argv=list(argv) if argv is not None else None, flags_parser=_parse)
     except SystemExit as end:
         flush_streams()
         if isinstance(end, EndNow) and argv is None:

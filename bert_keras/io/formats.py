@@ -1,15 +1,19 @@
 """The format of each kind of file and folder that this package writes: its number, and the version of the writing package.
 
 Writers add `stamp`; readers call `check_format` or `unstamped`. A change that these readers cannot read needs a new number.
+Results have `made_by` too: the command and the versions of the packages. An export, which goes to others, has no command.
 """
 
+import contextlib
+import contextvars
 import pathlib
-from collections.abc import Mapping
+import platform
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
 from bert_keras.errors import BertKerasError
-from bert_keras.io.json_files import read_object
+from bert_keras.io.json_files import OBJECT, TEXT, checked_fields, list_of, or_null, read_object
 
 RUN, STRING_MODEL, SAVED_MODEL, INSTANCES, VECTORS, STUDY = (
     "run",  # task.json and checkpoints/settings.json
@@ -22,7 +26,11 @@ RUN, STRING_MODEL, SAVED_MODEL, INSTANCES, VECTORS, STUDY = (
 # Artifact -> the format_version that this version of the package writes and reads.
 VERSIONS = dict.fromkeys((RUN, STRING_MODEL, SAVED_MODEL, INSTANCES, VECTORS, STUDY), 1)
 MANIFEST = "assets.extra/manifest.json"  # in a SavedModel; TensorFlow's loader ignores this folder
-FORMAT_VERSION, WRITTEN_BY = "format_version", "written_by"
+RESULTS_FILE = "results.json"  # of a run or a study: its last file
+FORMAT_VERSION, WRITTEN_BY, MADE_BY = "format_version", "written_by", "made_by"
+# The packages that decide the numbers.
+PACKAGES = ("bert-keras", "tensorflow", "tensorflow-text", "keras", "keras-nlp", "numpy")
+_COMMAND: contextvars.ContextVar[Sequence[str] | None] = contextvars.ContextVar("command", default=None)
 
 
 def version_of(package: str) -> str:
@@ -65,3 +73,32 @@ def unstamped(artifact: str, found: Mapping[str, Any], *, where: object) -> dict
     """The other fields of an artifact's JSON. Raises as `check_format`."""
     check_format(artifact, found, where=where)
     return {name: value for name, value in found.items() if name not in (FORMAT_VERSION, WRITTEN_BY)}
+
+
+@contextlib.contextmanager
+def running(command: Sequence[str]) -> Iterator[None]:
+    """Within it, outputs are made by this command: its words after `bert-keras`."""
+    token = _COMMAND.set(command)
+    try:
+        yield
+    finally:
+        _COMMAND.reset(token)
+
+
+def made_by() -> dict[str, Any]:
+    """The running command, or None in Python, and the versions of Python and PACKAGES: plain JSON for MADE_BY."""
+    command = _COMMAND.get()
+    versions = {"python": platform.python_version()} | {name: version_of(name) for name in PACKAGES}
+    return {"command": None if command is None else [*command], "versions": versions}
+
+
+def command_in(file: pathlib.Path) -> list[str]:
+    """The words after `bert-keras` of the command that made a file with MADE_BY. Raises BertKerasError for a file without."""
+    found = checked_fields(read_object(file), {MADE_BY: OBJECT}, where=file, optional=(MADE_BY,), others=True)
+    kinds = {"command": or_null(list_of(TEXT))}
+    made = checked_fields(found.get(MADE_BY, {}), kinds, where=file, optional=kinds, others=True)
+    if not made.get("command"):
+        raise BertKerasError(
+            f"{file} names no command; a result of Python code, or of a run whose loss diverged, has none."
+        )
+    return list(made["command"])

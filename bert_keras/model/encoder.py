@@ -87,6 +87,9 @@ def _padded(states: Any, tokens: RealTokens | None, mask: Any) -> Any:
 class BertEncoder(FromBertConfig, keras.Model):
     """BERT's encoder with its pooler (Devlin et al. 2019, sec. 3; google-research/bert modeling.py BertModel).
 
+    Unlike the textbook: a pooler, a dense layer with tanh, is between the state of [CLS] and the classifiers. Next-sentence
+    prediction trains it, and fine-tuning starts from it.
+
     config: BertConfig
     outputs: which of `sequence_output`, `pooled_output`, `encoder_outputs`, `embedding_output` and
         `attention_probabilities` to compute; all but the last by default. With `pooled_output` alone the last block runs

@@ -5,7 +5,7 @@
 `FrozenNetwork` cuts a task's model at the vectors: they are computed once, and only the part above them is trained. That part
 needs no encoder: `StoredVectors` stands in its place. `LayerMix` combines layers alone, without a BiLSTM.
 
-Sources: Devlin et al. 2019, sec. 5.3 and Table 7; Peters et al. 2018 (ELMo), eq. 1.
+Sources: Devlin et al. 2019, sec. 5.3; Peters et al. 2018 (ELMo).
 """
 
 import dataclasses
@@ -172,7 +172,7 @@ class FeatureEncoder:
     def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Symbolic Features -> sequence_output [B, S, W] and pooled_output [B, W], the maximum over a text's tokens.
 
-        Conneau et al. 2017 (InferSent, sec. 4) found the maximum over a BiLSTM's states better than their mean. For a row
+        Conneau et al. 2017 (InferSent), sec. 5.1, found the maximum over a BiLSTM's states better than their mean. For a row
         without a token, it is 0.
         """
         real = inputs[INPUT_MASK] > 0
@@ -235,7 +235,7 @@ class FrozenNetwork:
 
 @keras.saving.register_keras_serializable("bert_keras")
 class ScalarMix(keras.layers.Layer):
-    """gamma * sum over k of softmax(weights)_k * x_k: float [..., K, H] -> [..., H] (Peters et al. 2018, ELMo, eq. 1).
+    """gamma * sum over k of softmax(weights)_k * x_k: float [..., K, H] -> [..., H] (Peters et al. 2018, eq. 1).
 
     All weights start equal; gamma starts at 1.
     """

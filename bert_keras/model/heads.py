@@ -8,6 +8,8 @@ ChoiceHead          pooled [B*K, H]                       -> [B, K]
 SpanHead            sequence [B, S, H]                    -> start [B, S], end [B, S]
 TokenHead           sequence [B, S, H]                    -> [B, S, C]
 ReplacedTokenHead   sequence [B, S, H]                    -> [B, S]
+
+Source: Devlin et al. 2019, figure 4 and A.5.
 """
 
 from typing import Any
@@ -25,6 +27,9 @@ from bert_keras.model.layers import Dense, FromBertConfig, LayerNorm, from_state
 @keras.saving.register_keras_serializable("bert_keras")
 class MaskedLMHead(keras.layers.Layer):
     """Dense, activation and norm at the asked positions, then the embedding table transposed plus a bias.
+
+    Unlike the textbook: a dense layer with activation and norm stands before the output softmax, whose weights are the embedding
+    table's. The paper does not mention the layer; the released weights have it.
 
     Gathers the P asked positions before the product with the vocabulary (google-research/bert run_pretraining.py
     get_masked_lm_output). Saves to `.keras` in one model with its encoder; `from_config` raises ValueError on its own, where
@@ -138,7 +143,7 @@ class _ClassHead(_DenseHead):
 
 @keras.saving.register_keras_serializable("bert_keras")
 class NextSentenceHead(_DenseHead):
-    """Pooled float [B, H] -> float32 [B, 2]; class 0 means that B follows A (Devlin et al. 2019, sec. 3.1). No dropout."""
+    """Pooled float [B, H] -> float32 [B, 2]; class 0 means that B follows A (Devlin et al. 2019, task 2). No dropout."""
 
     def __init__(self, *, config: BertConfig, name: str = "next_sentence", dtype: Any = None) -> None:
         super().__init__(2, config=config, dropout=0.0, name=name, dtype=dtype)
@@ -146,7 +151,7 @@ class NextSentenceHead(_DenseHead):
 
 @keras.saving.register_keras_serializable("bert_keras")
 class ClassifierHead(_ClassHead):
-    """Pooled float [B, H] -> float32 [B, C]; C = 1 is regression (Devlin et al. 2019, sec. 4.1)."""
+    """Pooled float [B, H] -> float32 [B, C]; C = 1 is regression (Devlin et al. 2019, sec. 4.1, eq. in sec. 4.1)."""
 
 
 @keras.saving.register_keras_serializable("bert_keras")
@@ -208,7 +213,7 @@ class ChoiceHead(_DenseHead):
 
 @keras.saving.register_keras_serializable("bert_keras")
 class SpanHead(_DenseHead):
-    """Start and end vectors: float [B, S, H] -> two float32 [B, S] (Devlin et al. 2019, sec. 4.2). No dropout."""
+    """Start and end vectors: float [B, S, H] -> two float32 [B, S] (Devlin et al. 2019, eq. in sec. 4.2). No dropout."""
 
     def __init__(self, *, config: BertConfig, name: str = "qa_outputs", dtype: Any = None) -> None:
         super().__init__(2, config=config, dropout=0.0, name=name, dtype=dtype)

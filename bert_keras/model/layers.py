@@ -154,12 +154,13 @@ def _check_shared(config: BertConfig, shared: BertConfig) -> None:
 
 
 class Embeddings(keras.layers.Layer):
-    """Word + position + type embeddings, normed and dropped; projected to H where E differs (Devlin et al. 2019, fig. 2).
+    """Word + position + type embeddings, normed and dropped; projected to H where E differs (Devlin et al. 2019, figure 2).
 
     shared: embeddings whose tables and norm these read instead of their own; the projection is their own.
 
     Positions count from `position_offset` on. Where there is one type or none, the type ids are not looked at.
     Raises ValueError where the shared tables are of other sizes.
+    Unlike the textbook: positions are learned, not the sinusoids of Vaswani et al. 2017, sec. 3.5; `max_positions` bounds a text.
     """
 
     def __init__(
@@ -293,7 +294,7 @@ class FeedForward(keras.layers.Layer):
 
 
 class Block(keras.layers.Layer):
-    """Attention and feed-forward, each dropped, added to its input and then normed (post-LN: Devlin et al. 2019, sec. 3)."""
+    """Attention and feed-forward, each dropped, added to its input and then normed (post-LN: Vaswani et al. 2017, sec. 3.1)."""
 
     def __init__(self, config: BertConfig, *, name: str, dtype: Any = None) -> None:
         super().__init__(name=name, dtype=dtype)

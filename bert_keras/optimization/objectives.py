@@ -115,7 +115,8 @@ class MaskedLM(_PredictedTokens):
 
     masking: the fraction of tokens to mask, and how; pieces: the properties of the vocabulary that masking reads.
 
-    Features with `masked_lm_ids`, from a file, keep their masks.
+    Each step draws its masks (dynamic masking: Liu et al. 2019, sec. 4.1); features with `masked_lm_ids`, from a file, keep their
+    own.
     """
 
     fills_masks: ClassVar[bool] = True
@@ -144,7 +145,7 @@ class MaskedLM(_PredictedTokens):
 
 @dataclasses.dataclass(frozen=True)
 class LeftToRight(_PredictedTokens):
-    """Predicts each token from the tokens before it, with a `causal` encoder (Devlin et al. 2019, sec. 5.1; GPT).
+    """Predicts each token from the tokens before it, with a `causal` encoder (Devlin et al. 2019, sec. 5.1 and A.4).
 
     The state at position i predicts the token at i + 1, [SEP] included. No token is masked.
     """

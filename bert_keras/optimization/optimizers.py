@@ -21,7 +21,9 @@ from bert_keras.optimization.update_kernels import adam, decay, dense, square_su
 # Block 0 is the lowest.
 _EMBEDDINGS, _BLOCK = re.compile(r"(^|/)embeddings/"), re.compile(r"(^|/)block_(\d+)/")
 
-CLIP_NORM = 1.0  # google-research/bert optimization.py
+# Unlike the textbook: gradients are clipped to a global norm of 1, as in google-research/bert optimization.py; the paper does not
+# mention it.
+CLIP_NORM = 1.0
 # Keras' accumulation fails under several replicas, and counts every micro-batch as a step of the schedule.
 ACCUMULATION = (
     "the optimizer has gradient_accumulation_steps, which is Keras' accumulation and fails under several replicas; leave it out, "
@@ -249,12 +251,15 @@ class AdamW(_TwoMoments):
         m <- beta_1 m + (1 - beta_1) g;  v <- beta_2 v + (1 - beta_2) g^2
         w <- w - rate * (m / (sqrt(v) + epsilon) + weight_decay * w)
 
+    Unlike the textbook: Adam has no bias correction, as in the original code. The first updates may be six times as large as with
+    it; the warm-up keeps them small.
+
     With `bias_correction`, the moments are corrected as in `keras.optimizers.Adam`. Variables whose path matches `no_decay` are
     not decayed. Gradients are summed over the replicas, then clipped by their global norm, so that two replicas compute the
     update of one device.
 
     layer_decay: the rate of a variable at depth d (as `depths` counts) is the schedule's times layer_decay ** d
-        (discriminative rates: Howard and Ruder 2018, sec. 3.1, with 1 / 2.6); 1 gives all variables the same rate
+        (discriminative rates: Howard and Ruder 2018, sec. 3.2, with 1 / 2.6); 1 gives all variables the same rate
     gradual: `learn_to_depth` selects the variables that learn. The others keep every bit and their moments, are not decayed,
         and do not count in the norm
     keras_arguments: see KerasArguments. clipnorm, clipvalue or global_clipnorm take the place of clip_norm's default;

@@ -242,13 +242,13 @@ REPLACED = "replaced"
 
 
 class ElectraPretrainer(Pretrainer):
-    """A small generator fills the masked positions, and the encoder finds the tokens that it replaced (Clark et al. 2020).
+    """A small generator fills the masked positions, and the encoder finds the replaced tokens (Clark et al. 2020, sec. 2).
 
     encoder: the discriminator, which is kept after training.
     masked_lm: the masking; the generator learns it.
     generator: its configuration, with the encoder's vocabulary, positions, types and embedding width; the `generator_config` of a
-        quarter unless given. The generator shares the encoder's embedding tables and their norm, as in google-research/electra
-        modeling.py; its other weights are its own.
+        quarter unless given. The generator shares the encoder's embedding tables and their norm (Clark et al. 2020, sec. 3.2;
+        google-research/electra modeling.py); its other weights are its own.
     replaced_weight: weight of the discriminator's mean; that of the generator's is 1.
 
     Features, with `masked_lm_ids` and `masked_lm_weights`, -> logits "masked_lm" [B, P, V] and "replaced_token" [B, S], and

@@ -28,6 +28,7 @@ from bert_keras.text.words import Words, WordSplitter, byte_alphabet
 # RoBERTa's names of the special tokens.
 BPE_TOKENS = {"padding": "<pad>", "unknown": "<unk>", "start": "<s>", "end": "</s>", "mask": "<mask>"}
 _BUCKETS = 2**63 - 1  # of the hash of a word
+_NEVER = np.iinfo("int32").max  # the rank of a pair that is not in the list
 
 
 class ByteBPE(Tokenizer):
@@ -268,8 +269,6 @@ def _checked_merges(
 # A word may be as long as a text, so it is cut into blocks of at least twice the longest token. A pair is merged if it is first
 # in its block and in the blocks beside it. A merge farther away changes nothing here: it could reach the pair only by a token
 # that is longer than any in the vocabulary.
-
-_NEVER = np.iinfo("int32").max  # the rank of a pair that is not in the list
 
 
 class Merges(tf.Module):

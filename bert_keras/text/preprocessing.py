@@ -71,7 +71,7 @@ def tail(length: tf.Tensor, *, room: int) -> tuple[tf.Tensor, tf.Tensor]:
 def head_tail(length: tf.Tensor, *, room: int) -> tuple[tf.Tensor, tf.Tensor]:
     """As `tail`: of a text that does not fit, the first 128 and the last 382 of 510 tokens, or as large a part of `room`.
 
-    Source: Sun et al. 2019, How to Fine-Tune BERT for Text Classification, sec. 5.3.1.
+    Source: Sun et al. 2019, sec. 5.3.1.
     """
     first = tf.minimum(length, (room * 128 + 255) // 510)
     return first, tf.minimum(length - first, room - first)

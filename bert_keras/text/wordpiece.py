@@ -62,7 +62,7 @@ class WordPiece(Normalizing):
         other text, as the original does, so that a text cannot inject a separator.
     rules: settings that the original lacks, such as added tokens.
     Raises ValueError for a vocabulary that lacks a special token other than the mask, or has no other token.
-    Source: google-research/bert tokenization.py; Song et al. 2021 (Fast WordPiece Tokenization) for the matching.
+    Source: google-research/bert tokenization.py; Devlin et al. 2019, sec. 3; Song et al. 2021 for the matching.
     """
 
     def __init__(

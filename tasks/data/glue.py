@@ -2,7 +2,7 @@
 
 In: a row, and a folder, one file, a file for each split, or TensorFlow Datasets. Out: examples {text names: string, "label":
 int32 (float32 for a score, float32 [C] for any number of labels), "idx": int32}.
-Source: Wang et al. 2018, GLUE; feature names, label order and split names are those of TensorFlow Datasets.
+Source: Devlin et al. 2019, B.1; Wang et al. 2018; feature names, label order and split names are those of TensorFlow Datasets.
 """
 
 import contextlib

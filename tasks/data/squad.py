@@ -2,7 +2,7 @@
 
 Out: examples {"id", "question", "context", "answers": string, "answer_start", "answer_end": int32}. `answers` is a JSON list of
 the gold answers, empty for no answer; start and end are the bytes of the first one in the UTF-8 context, -1 for no answer.
-Source: Rajpurkar et al. 2016 and 2018.
+Source: Rajpurkar et al. 2016; Rajpurkar et al. 2018.
 """
 
 import itertools

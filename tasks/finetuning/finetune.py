@@ -1,4 +1,7 @@
-"""Fine-tuning: a task, a checkpoint and settings in; a plan out, or a run directory from `finetune`."""
+"""Fine-tuning: a task, a checkpoint and settings in; a plan out, or a run directory from `finetune`.
+
+Source: Devlin et al. 2019, sec. 3.2.
+"""
 
 import functools
 import pathlib
@@ -44,7 +47,7 @@ from bert_keras.tasks.strings.text_data import CUT_SAMPLE, cut_texts
 from bert_keras.tasks.strings.text_model import TextModel
 from bert_keras.tasks.task import Task, check_stride
 from bert_keras.tasks.training.loop import RUN, check_save_every, train
-from bert_keras.tasks.training.plan import Plan, Stage, fingerprint_of_checkpoint
+from bert_keras.tasks.training.plan import Plan, Stage, fingerprint_of_checkpoint, origin_of
 from bert_keras.tasks.training.task_model import check_sizes, network_of, optimizer_of, start_at_scores
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
@@ -281,7 +284,7 @@ def plan_finetuning(
         examples=examples,
         hparams=hparams,
         strategy_name=strategy_name,
-        origin=source.origin if source.tensors else {},
+        origin=origin_of(source),
         vectors=vectors,
     )
     return Plan(

@@ -151,6 +151,7 @@ class FineTuningMonitor(Monitor):
             "history": self.history,
             "train_examples": self._examples.train_count,
             "dev_examples": self._examples.dev_count,
+            "data": self._examples.fingerprint,
             "strategy": self._strategy_name,
             "hparams": self._hparams.fingerprint(),
             FILES: self.best[FILES],

@@ -43,7 +43,7 @@ GROUP_BYTES, GROUP_ROWS = 2**20, 256
 MEMORY = 2**30  # bytes of vectors that a CacheReader keeps
 HEADER = "header.json"
 CACHE = Layout(
-    name="a cache of features", artifact=formats.VECTORS, fingerprint=HEADER, results="results.json"
+    name="a cache of features", artifact=formats.VECTORS, fingerprint=HEADER, results=formats.RESULTS_FILE
 )
 
 # -----------------------------------------------------------------------------------------------------------

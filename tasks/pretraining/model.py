@@ -178,11 +178,6 @@ class Start:
         """The checkpoint's configuration."""
         return None if self.checkpoint is None else self.checkpoint.config
 
-    @property
-    def origin(self) -> Mapping[str, Any]:
-        """The checkpoint's origin."""
-        return {} if self.checkpoint is None else self.checkpoint.origin
-
     def fingerprint(self) -> dict[str, Any]:
         """Digests of the tensors."""
         found = {name: digest_of_tensors(one.tensors) for name, one in self.companions.items()}

@@ -10,6 +10,7 @@ A recipe is a row of RECIPES: its objectives, and settings of model, instances, 
 RUN has `config.json`, `vocab.txt`, `model.safetensors` with the heads, `task.json` (fill-mask, if there is a masked LM head),
 `results.json` (measures, baselines, history), `curves.png`, `logs/` for TensorBoard and `checkpoints/`
 (tasks/training/saver.py). ELECTRA's generator is in the subfolder `generator/`, with the same files.
+Source: Devlin et al. 2019, figure 1, sec. 3.1.
 """
 
 import dataclasses
@@ -67,7 +68,7 @@ from bert_keras.tasks.pretraining.records import RecordFiles
 from bert_keras.tasks.pretraining.vocabulary import describe_changes
 from bert_keras.tasks.runs.run_folder import ORIGIN
 from bert_keras.tasks.training.loop import RUN, check_save_every, train
-from bert_keras.tasks.training.plan import Plan, Stage
+from bert_keras.tasks.training.plan import Plan, Stage, origin_of
 from bert_keras.tasks.training.task_model import check_sizes
 from bert_keras.text.masking import Pieces
 from bert_keras.text.preprocessing import Preprocessor, pad_batches
@@ -271,6 +272,7 @@ def plan_pretraining(given: Pretraining) -> Plan:
     distribution = strategy(given.strategy_name)
     _check_settings(given, distribution)
     start = read_start(given.checkpoint, recipe)
+    origin = origin_of(start.checkpoint)
     tokenizer, lines = _tokenizer(given.tokenizer, start.checkpoint)
     config = recipe.config(vocab_size=tokenizer.vocab_size, source=start.config)
     if start.checkpoint is not None:
@@ -313,7 +315,7 @@ def plan_pretraining(given: Pretraining) -> Plan:
             sampler=recipe.sampling().sampler,
             start=start.checkpoint,
         ),
-        about={"strategy": given.strategy_name, "settings": fingerprint, ORIGIN: dict(start.origin)},
+        about={"strategy": given.strategy_name, "settings": fingerprint, ORIGIN: origin},
     )
     stages = [_stage(inputs, number, distribution) for number in range(len(source.phases))]
     monitor = functools.partial(PretrainingMonitor, inputs=inputs)

@@ -103,7 +103,7 @@ RECIPES = {
     # Devlin et al. 2019, sec. 5.1: the same pairs, but without their labels.
     "bert-no-nsp": Recipe(objectives=("masked_lm",), settings={}),
     "ltr-no-nsp": Recipe(objectives=("left_to_right",), settings={"causal": True}),
-    # Liu et al. 2019, sec. 3 and 4, and table 9 (base); positions, types, gelu, epsilon and bias correction: fairseq.
+    # Liu et al. 2019, sec. 3.1 and 4.3, table 9 (base); positions, types, gelu, epsilon and bias correction: fairseq.
     "roberta": Recipe(
         objectives=("masked_lm",),
         settings={

@@ -2,7 +2,7 @@
 
 `make_instances` is a pure function of its documents and a seed, so instances do not depend on the process that makes them.
 
-Source: Devlin et al. 2019, sec. 3.1 and A.2; google-research/bert create_pretraining_data.py for the pairs; Liu et al. 2019
+Source: Devlin et al. 2019, task 2 and A.2; google-research/bert create_pretraining_data.py for the pairs; Liu et al. 2019
 (RoBERTa), sec. 4.2: its SEGMENT-PAIR is `next_sentence` and its DOC-SENTENCES is `contiguous`; Lan et al. 2020 (ALBERT),
 sec. 3.1.
 """

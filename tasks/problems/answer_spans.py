@@ -1,7 +1,7 @@
 """The best answers to questions, in graph: from logits of windows to spans of bytes and characters.
 
 In: logits float32 [W, 2, S], features of windows, contexts string [B]. Out: the n best spans of each context, [B, N].
-Source: google-research/bert run_squad.py; Devlin et al. 2019, sec. 4.3.
+Source: google-research/bert run_squad.py; Devlin et al. 2019, eq. in sec. 4.2.
 """
 
 from collections.abc import Mapping
@@ -94,7 +94,7 @@ def best_answer(nbest: Mapping[str, Any]) -> dict[str, tf.Tensor]:
 
 
 def answer_or_none(nbest: Mapping[str, Any], *, tau: float) -> dict[str, tf.Tensor]:
-    """The best answer where the null odds are under -tau; otherwise no answer: "" and -1."""
+    """The best answer where the null odds are under -tau; else no answer: "" and -1 (Devlin et al. 2019, eq. in sec. 4.3)."""
     best, odds = best_answer(nbest), tf.convert_to_tensor(nbest["null_odds"])
     # In float32 the middle of two odds could equal one of them.
     answered = tf.cast(odds, tf.float64) < -tau

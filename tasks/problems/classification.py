@@ -414,7 +414,7 @@ class TextClassification(Task):
 def majority_label(task: TextClassification) -> str:
     """The most frequent label of the training split; of equally frequent labels, the first.
 
-    The paper's submission predicts it for WNLI (Devlin et al. 2019, table 1). Raises BertKerasError for a task whose texts do not
+    The paper's submission predicts it for WNLI (Devlin et al. 2019, B.1). Raises BertKerasError for a task whose texts do not
     have one class each, and for a training split without labels.
     """
     if not task.classes:

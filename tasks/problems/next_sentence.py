@@ -23,7 +23,7 @@ PAIR = ("sentence", "next_sentence")
 
 
 class NextSentence(TextClassification):
-    """The task of a pre-trained head on sentence pairs (Devlin et al. 2019, sec. 3.1; Lan et al. 2020, sec. 3.1).
+    """The task of a pre-trained head on sentence pairs (Devlin et al. 2019, task 2; Lan et al. 2020, sec. 3.1).
 
     name: a key of SENTENCE_PAIR_LABELS, whose label 0 is a second text that follows the first:
         create_pretraining_data.py of google-research/bert and google-research/albert

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from bert_keras.checkpoints.checkpoint import variable_shapes
+from bert_keras.fields import format_value
 from bert_keras.io.formats import version_of
 from bert_keras.model.feature_bilstm import bilstm_of
 from bert_keras.tasks.data.glue import CUSTOM
@@ -23,6 +24,7 @@ from bert_keras.tasks.problems.replaced_tokens import ReplacedTokens
 from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.runs.ensemble import members_of
 from bert_keras.tasks.runs.run_folder import ORIGIN, Run
+from bert_keras.tasks.training.plan import WEIGHTS_SHA256
 from bert_keras.tasks.training.task_model import config_of, has_encoder
 
 CARD = "README.md"
@@ -53,6 +55,8 @@ SETTINGS = {
     "top_k": "the {} best tokens are listed",
     "l2": "vectors are scaled to length 1",
 }
+# The settings of a training that a card names.
+TRAINING = {"learning_rate": "learning rate", "batch_size": "batch size", "epochs": "epochs", "seed": "seed"}
 METRICS = {"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
 
 _TEMPLATE = """
@@ -90,7 +94,7 @@ def run_card(run: Run, results: Mapping[str, Any]) -> str:
     body = _TEMPLATE.format(
         name=run.path.name,
         summary=f"bert-keras {how} {start} on {run.task.name}{' data' if run.task.name == CUSTOM else ''}.",
-        facts=fact_rows(facts_of(run)),
+        facts=fact_rows(facts_of(run) | training_of(results)),
         measures=measures_of(run, results),
     )
     return f"---\n{data.to_yaml()}\n---\n{body}"
@@ -127,6 +131,17 @@ def facts_of(run: Run) -> dict[str, Any]:
         "lower-cased": "yes" if tokenizer.lower_case else "no",
         "made with": f"bert-keras {version_of('bert-keras')}, TensorFlow {tf.__version__}, Python {platform.python_version()}",
     }
+
+
+def training_of(results: Mapping[str, Any]) -> dict[str, str]:
+    """The initial weights and the settings to train from them again, by the name of the row. results: of results.json."""
+    origin, hparams = results.get(ORIGIN, {}), results.get("hparams", {})
+    base = [f"`{origin['model']}`"] if "model" in origin else []
+    base += [f"SHA-256 of the weights {origin[WEIGHTS_SHA256]}"] if WEIGHTS_SHA256 in origin else []
+    settings = [
+        f"{words} {format_value(hparams[name])}" for name, words in TRAINING.items() if name in hparams
+    ]
+    return {"base": ", ".join(base), "training": ", ".join(settings)}
 
 
 def _task_of(run: Run) -> str:

@@ -81,7 +81,7 @@ TASKS: dict[str, type[Task]] = {
         ReplacedTokens,
     )
 }
-# Keys in results.json: file name -> SHA-256; the model that the run started from (`Checkpoint.origin`); the reason why the kept
+# Keys in results.json: file name -> SHA-256; the model that the run started from (`origin_of`); the reason why the kept
 # epoch did not learn, or null. A run of a grid whose loss diverged has only the reason.
 FILES, ORIGIN, DEGENERATE = "files", "origin", "degenerate"
 FROZEN = "frozen"  # a key in task.json: the paths of layers that do not train

@@ -255,7 +255,7 @@ def replaced_tokens(
 
 
 def next_sentence(checkpoint: Checkpoint, *, seq_length: int | None = None, dtype: Any = None) -> TextModel:
-    """The second text of a pair follows the first, or not, by the checkpoint's own head (Devlin et al. 2019, sec. 3.1).
+    """The second text of a pair follows the first, or not, by the checkpoint's own head (Devlin et al. 2019, task 2).
 
     Texts: the columns "sentence" and "next_sentence". Predictions: "label", which is "is_next" or "not_next", and "probabilities"
     [N, 2] in this order. Raises BertKerasError for a checkpoint without a next-sentence head.

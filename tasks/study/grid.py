@@ -188,8 +188,9 @@ def remove_weights(path: pathlib.Path) -> None:
 
 
 def write_results(output: pathlib.Path, content: Mapping[str, Any]) -> None:
-    """Writes the results of a study, with the version of their format."""
-    write_json(output / RESULTS_FILE, {**formats.stamp(formats.STUDY), **content})
+    """Writes the results of a study, with the version of their format and the command."""
+    stamped = {**formats.stamp(formats.STUDY), **content, formats.MADE_BY: formats.made_by()}
+    write_json(output / RESULTS_FILE, stamped)
 
 
 def earlier_results(output: pathlib.Path, is_ours: Callable[[Mapping[str, Any]], bool]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The results of Devlin et al. 2019 to print beside ours: tables 1 to 4 and 7; tables 5, 6 and 8 are in tasks/study/rows.py."""
+"""The paper's results to print beside ours: Devlin et al. 2019, sec. 4, tables 1, 2, 3, 4 and 7. rows.py has its ablations."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

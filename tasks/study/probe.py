@@ -8,8 +8,7 @@ In: a checkpoint and labelled data. Out: a folder
 A probe is a linear classifier (ridge regression on the labels) that reads the vectors of one layer; the encoder does not learn. A
 word has the vector of its first token, a text the mean of its tokens' vectors. Each restart learns from other examples.
 
-Sources: Liu et al. 2019, "Linguistic Knowledge and Transferability of Contextual Representations"; Tenney et al. 2019, "BERT
-Rediscovers the Classical NLP Pipeline".
+Sources: Liu et al. 2019b; Tenney et al. 2019.
 """
 
 import collections
@@ -47,7 +46,7 @@ from bert_keras.tasks.training.plan import fingerprint_of_checkpoint
 from bert_keras.text.words import TEXT, TOKENS
 
 PROBE = Layout(
-    name="results of probes", artifact=formats.STUDY, fingerprint="probe.json", results="results.json"
+    name="results of probes", artifact=formats.STUDY, fingerprint="probe.json", results=formats.RESULTS_FILE
 )
 PICTURE = "results.png"
 # Probe -> the column of its labels in a file of CoNLL-2003's format, and the least and the largest number of columns. With five,
@@ -211,7 +210,8 @@ def plan_probes(
         with folder.begin(fingerprint):
             results = [_result(probe, source, options, log=log) for probe in probes]
             draw(results, folder.path / PICTURE)
-            folder.finish({one.name: dataclasses.asdict(one) for one in results})
+            found = {one.name: dataclasses.asdict(one) for one in results}
+            folder.finish({**found, formats.MADE_BY: formats.made_by()})
         return results
 
     return Study(cells=[*_cells(probes, source.config, folder.path, run)], train=run)

@@ -1,7 +1,7 @@
 """The rows of the studies: pre-trainings with their scales, approaches to one checkpoint, and GLUE's tasks.
 
-Sources: Devlin et al. 2019, tables 5 to 8, and figure 5 (appendix C.1); Wettig et al. 2023, "Should you mask 15% in masked
-language modeling?"; Liu et al. 2019 (RoBERTa), table 2.
+Sources: Devlin et al. 2019, sec. 5, 5.1, 5.2, C.1 and C.2, tables 5, 6, 7 and 8, figure 5; Wettig et al. 2023; Liu et al. 2019
+(RoBERTa), table 2.
 """
 
 import dataclasses

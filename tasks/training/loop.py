@@ -16,6 +16,7 @@ from bert_keras.cli.console import Pace, duration, shows_bars
 from bert_keras.errors import BertKerasError, LossDiverged
 from bert_keras.io import formats
 from bert_keras.io.folders import Folder, Layout
+from bert_keras.io.formats import RESULTS_FILE
 from bert_keras.io.signals import Stop, postponed
 from bert_keras.optimization.training_model import WholeEpochs
 from bert_keras.tasks.devices.strategies import differ_between_replicas
@@ -31,7 +32,7 @@ from bert_keras.tasks.training.saver import (
     steps_done,
 )
 
-RESULTS_FILE, LOGS = "results.json", "logs"
+LOGS = "logs"
 LOSS_EVERY = 10  # steps between two reads of the loss
 COUNTS = ("tokens",)  # logs that are no measures
 BAR_SECONDS = 0.2  # between two updates of a progress bar
@@ -187,6 +188,7 @@ def train(
         try:
             _fit_stages(plan, monitor, saver, progress, workers, bar=verbose == 1 and workers.chief)
             results = {**monitor.results(), "steps": saver.step, "seconds": round(progress.seconds(), 1)}
+            results[formats.MADE_BY] = formats.made_by()
         except KeyboardInterrupt as error:
             raise type(error)(_where_stopped(saver, plan.steps)) from None
         except LossDiverged:  # in all workers

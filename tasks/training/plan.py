@@ -20,6 +20,7 @@ from bert_keras.io.files import digest
 from bert_keras.text.tokenizer import Tokenizer
 
 BATCH = 1024  # examples that are read together
+WEIGHTS_SHA256 = "weights_sha256"  # of the tensors, whatever the format of their file
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,6 +119,13 @@ def digest_of_examples(examples: tf.data.Dataset) -> str:
         num_parallel_calls=tf.data.AUTOTUNE,
     )
     return digest(itertools.chain(names, itertools.chain.from_iterable(rows.as_numpy_iterator())))
+
+
+def origin_of(source: Checkpoint | None) -> dict[str, str]:
+    """The initial weights for results.json: their `Checkpoint.origin` and their SHA-256; {} for random weights."""
+    if source is None or not source.tensors:
+        return {}
+    return {**source.origin, WEIGHTS_SHA256: digest_of_tensors(source.tensors)}
 
 
 def fingerprint_of_checkpoint(source: Checkpoint, tokenizer: Tokenizer) -> dict[str, Any]:
