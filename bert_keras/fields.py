@@ -81,10 +81,16 @@ def _field_type(annotation: Any, rule: Any) -> FieldType:
         if items[-1] is Ellipsis:
             return list_of(_field_type(items[0], rule))
         return fixed_list(*(_field_type(item, rule) for item in items))
-    if rule["choices"]:
+    if rule.get("choices"):
         return one_of(rule["choices"])
-    kind = {bool: FLAG, str: TEXT, int: INTEGER, float: NUMBER}[annotation]
-    return within(kind, **rule["bounds"])
+    if annotation not in _KINDS:
+        raise BertKerasError(
+            f"a setting is annotated {annotation}; give bool, str, int, float, a tuple of them, or one of them with `| None`."
+        )
+    return within(_KINDS[annotation], **rule.get("bounds", {}))
+
+
+_KINDS = {bool: FLAG, str: TEXT, int: INTEGER, float: NUMBER}
 
 
 def _without_none(annotation: Any) -> Any:
@@ -163,10 +169,10 @@ def add_flags(
     for name, (field, annotation) in _fields(kind).items():
         if name in without or (only is not None and name not in only):
             continue
-        form = _form(annotation, field.metadata["choices"], negatable=negatable)
+        form = _form(annotation, field.metadata.get("choices", ()), negatable=negatable)
         default = getattr(settings, name, None)
         known = default is not None and default is not False
-        text = field.metadata["help"] + (f" (default: {format_value(default)})" if known else "")
+        text = field.metadata.get("help", "") + (f" (default: {format_value(default)})" if known else "")
         parser.add_argument(flag_of(name), **form, default=argparse.SUPPRESS, help=text)
 
 

@@ -16,15 +16,16 @@ from typing import Any
 from bert_keras.cli.console import PATH, SEVERAL, Command, EndNow, note, say, start, table
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import add_flags, flag_of, given_settings
-from bert_keras.tasks.commands.flags import CHECKPOINT_HELP, add_model, add_pretrained_task, slow_precision
-from bert_keras.tasks.options import (
-    SAVED_MODEL,
-    TASK_OPTIONS,
-    ExportOptions,
-    HubOptions,
-    InferenceOptions,
-    ServerOptions,
+from bert_keras.io.own_code import is_own
+from bert_keras.tasks.commands.flags import (
+    CHECKPOINT_HELP,
+    add_model,
+    add_own_settings,
+    add_pretrained_task,
+    slow_precision,
+    task_settings,
 )
+from bert_keras.tasks.options import SAVED_MODEL, ExportOptions, HubOptions, InferenceOptions, ServerOptions
 
 # -----------------------------------------------------------------------------------------------------------
 # export and hub
@@ -100,15 +101,16 @@ def _run_to_export(
     from bert_keras.tasks.problems.embedding import Embedding, WordEmbedding
     from bert_keras.tasks.runs.ensemble import load_runs
     from bert_keras.tasks.runs.own_head import own_run
-    from bert_keras.tasks.runs.run_folder import KERAS, open_task, run_of, task_of
+    from bert_keras.tasks.runs.run_folder import KERAS, run_of, task_of
+    from bert_keras.tasks.runs.task_types import open_task
 
-    of_task = given_settings(args, *TASK_OPTIONS)
-    given = [args.checkpoint, args.task, options.embedding, options.seq_length, options.l2, options.layers]
-    if args.run and not any(given) and not of_task:
+    of_task, own = task_settings(args), args.task if is_own(args.task or "") else None
+    given = [args.checkpoint, options.embedding, options.seq_length, options.l2, options.layers]
+    if args.run and args.task == own and not any(given) and not of_task:
         for path in args.run:
             if not path.endswith(KERAS):
-                check(task_of(path))
-        return load_runs(args.run)
+                check(task_of(path, task=own))
+        return load_runs(args.run, task=own)
     if args.run or not args.checkpoint:
         raise BertKerasError("give --run alone, or --checkpoint; a run has its own task, options and length.")
     unread = ["--l2"] if options.l2 and options.embedding in (None, "word") else []
@@ -332,6 +334,7 @@ COMMANDS = {
         "--run runs/sst2 --output served/sst2",
         _add_export,
         _run_export,
+        add_own=add_own_settings,
     ),
     "hub": Command(
         "write a preprocessor and an encoder for TensorFlow Hub",

@@ -9,7 +9,7 @@ import pytest
 import runs
 import tensorflow as tf
 
-from bert_keras.tasks.runs.run_folder import TASKS
+from bert_keras.tasks.runs.task_types import TASKS
 
 DEFINITION, USE = re.findall(
     r"```python\n(.*?)```", (runs.ROOT / "docs" / "your_own_task.md").read_text(), re.S
@@ -39,7 +39,7 @@ def test_the_documented_task_trains_predicts_and_is_exported(tmp_path, monkeypat
     write_split(tmp_path / "data" / "train.jsonl", seed=1)
     write_split(tmp_path / "data" / "dev.jsonl", seed=2)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("bert_keras.tasks.runs.run_folder.TASKS", TASKS | {})
+    monkeypatch.setattr("bert_keras.tasks.runs.task_types.TASKS", TASKS | {})
     tiny = "Hparams(epochs=4, batch_size=16, learning_rate=3e-3, seq_length=16)"
     assert "Hparams(epochs=3)" in USE
     names: dict = {}

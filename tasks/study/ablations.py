@@ -35,7 +35,7 @@ from bert_keras.tasks.pretraining.corpus import Document, digest_documents
 from bert_keras.tasks.pretraining.model import unread_settings
 from bert_keras.tasks.pretraining.monitor import SNAPSHOTS
 from bert_keras.tasks.pretraining.pretrain import Pretraining, check_replicas, pretrain
-from bert_keras.tasks.pretraining.recipes import RECIPES, Recipe
+from bert_keras.tasks.pretraining.recipes import Recipe, recipe_named
 from bert_keras.tasks.study import grid
 from bert_keras.tasks.study.grid import Cell, Outcome
 from bert_keras.tasks.study.report import Comparison, compare, write_comparison
@@ -265,7 +265,7 @@ def _recipe(row: Row, scale: Scale, changes: Mapping[str, Any]) -> Recipe:
     for given, other in (("phases", "seq_length"), ("seq_length", "phases")):
         if given in changes and other not in changes:
             settings.pop(other, None)
-    recipe = RECIPES[row.recipe].changed(**settings)
+    recipe = recipe_named(row.recipe).changed(**settings)
     unread = {*unread_settings(recipe)} & {*changes}  # of the objectives of other rows
     return dataclasses.replace(
         recipe, changes={name: value for name, value in recipe.changes.items() if name not in unread}

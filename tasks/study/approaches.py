@@ -32,7 +32,7 @@ from bert_keras.tasks.frozen.cache import layers_in
 from bert_keras.tasks.hparams import OF_FEATURES, Hparams, hparams_of
 from bert_keras.tasks.metrics import in_percent
 from bert_keras.tasks.options import AblationOptions, ApproachOptions
-from bert_keras.tasks.runs.run_folder import task_type
+from bert_keras.tasks.runs.task_types import task_type
 from bert_keras.tasks.study import grid
 from bert_keras.tasks.study.grid import Cell, Outcome
 from bert_keras.tasks.study.paper import FIGURES
