@@ -328,7 +328,8 @@ def main() -> None:
             if not results:
                 continue
             for measure in measures:
-                values = [metrics.in_percent(one["figures"][measure], kind=kind) for one in results]
+                fractions = [metrics.as_fractions(one["figures"], kind=kind) for one in results]
+                values = [100 * one[measure] for one in fractions]
                 if measure == measures[0]:
                     rows.append((name, values))
                 table.add_row(

@@ -91,6 +91,11 @@ class Hparams(StepSettings):
         at_least=0,
         at_most=MAX_SEED,
     )
+    max_dev_examples: int | None = setting(
+        None,
+        help="measure this many dev examples, drawn at random, the same for all seeds (default: all)",
+        at_least=1,
+    )
     dev_fraction: float | None = setting(
         None,
         help="hold out this fraction of the training file, drawn at random, as dev split",

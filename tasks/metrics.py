@@ -11,7 +11,7 @@ import collections
 import re
 import string
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -118,9 +118,16 @@ def score_labels(score: LabelScore, labels: np.ndarray, predictions: np.ndarray)
 IN_PERCENT = ("question-answering",)
 
 
-def in_percent(value: float, *, kind: str) -> float:
-    """A measure of a task of that kind, in percent."""
-    return value if kind in IN_PERCENT else 100 * value
+def as_fractions(measures: Mapping[str, float], *, kind: str) -> dict[str, float]:
+    """The measures of a task of that kind as fractions; a tau stays a difference of logits."""
+    if kind not in IN_PERCENT:
+        return {**measures}
+    return {name: value if name.endswith("_tau") else value / 100 for name, value in measures.items()}
+
+
+def percent(value: float | None) -> str:
+    """A fraction as the text of a table: percent with one decimal, and never -0.0; "-" for None."""
+    return "-" if value is None else f"{100 * value:z.1f}"
 
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -188,14 +195,28 @@ def _token_f1(given: str, gold: str, *, both_empty: float) -> float:
 
 
 def best_threshold(answered: np.ndarray, withheld: np.ndarray, odds: np.ndarray) -> tuple[float, float]:
-    """The highest mean score of any threshold, and this threshold. A question is answered if its odds are under the threshold.
+    """The highest mean score of any threshold, and this threshold: the nearest to 0, if several have this mean.
+
+    Arguments as in `threshold_means`. Source: the official scorer of SQuAD 2.0, which unlike a threshold may answer only some of
+    the questions with equal odds.
+    """
+    thresholds, means = threshold_means(answered, withheld, odds)
+    # Means that differ only by rounding are equal.
+    best = np.flatnonzero(means >= means.max() - 1e-9)
+    chosen = best[np.argmin(np.abs(thresholds[best]))]
+    return float(means[chosen]), float(thresholds[chosen])
+
+
+def threshold_means(
+    answered: np.ndarray, withheld: np.ndarray, odds: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rising thresholds, and the mean score at each. A question is answered if its odds are under the threshold.
 
     answered, withheld: [N], the score of each question with its answer and without one
     odds: [N], the null score minus the score of the best answer
 
-    Compares one threshold below all odds and one above each distinct value: half-way to the next value, at most 1 away, or 0
-    where 0 gives the same decisions. If several thresholds have the best mean, it takes the nearest to 0.
-    Source: the official scorer of SQuAD 2.0. Unlike a threshold, it may answer only some of the questions with equal odds.
+    One threshold is below all odds and one above each distinct value: half-way to the next value, at most 1 away, or 0 where 0
+    gives the same decisions.
     """
     distinct, group = np.unique(np.asarray(odds, np.float64), return_inverse=True)
     gains = np.bincount(group, weights=np.subtract(answered, withheld), minlength=len(distinct))
@@ -205,10 +226,7 @@ def best_threshold(answered: np.ndarray, withheld: np.ndarray, odds: np.ndarray)
     around_zero = np.searchsorted(distinct, 0.0)
     if 0.0 not in distinct:
         thresholds[around_zero] = 0.0
-    # Sums that differ only by rounding are equal.
-    best = np.flatnonzero(sums >= sums.max() - 1e-9 * len(odds))
-    chosen = best[np.argmin(np.abs(thresholds[best]))]
-    return float(sums[chosen] / len(odds)), float(thresholds[chosen])
+    return thresholds, sums / len(odds)
 
 
 class EntityScores(NamedTuple):
@@ -246,27 +264,31 @@ class Ordering(NamedTuple):
     """The difference between the means of two groups of runs.
 
     difference: the first mean minus the second
-    error: the standard error of the difference, NaN where a group has one run
-    verdict: "holds" for a positive and "fails" for a negative difference at the 5 % level, else "not resolved"
+    difference: None where a group has no run
+    error: the standard error of the difference; None where a group has fewer than two runs
+    verdict: "holds" for a positive and "fails" for a negative difference at the 5 % level, else "not resolved"; ONE_SEED and
+        "a row did not learn" for groups of one run and of none
     """
 
-    difference: float
-    error: float
+    difference: float | None
+    error: float | None
     verdict: str
+
+
+ONE_SEED = "one seed"
 
 
 def ordering(better: Sequence[float], worse: Sequence[float]) -> Ordering:
     """Compares runs expected to be better with runs expected to be worse, by Welch's t-test (two-sided, 5 %).
 
-    Groups of fewer than two runs, or without any spread, resolve nothing: their standard error is unknown. An empty group has no
-    difference either.
+    Groups without any spread resolve nothing: their standard error is unknown.
     """
     if not len(better) or not len(worse):
-        return Ordering(float("nan"), float("nan"), "a row did not learn")
+        return Ordering(None, None, "a row did not learn")
     groups = [np.asarray(values, np.float64) for values in (better, worse)]
     difference = float(groups[0].mean() - groups[1].mean())
     if min(map(len, groups)) < 2:
-        return Ordering(difference, float("nan"), "not resolved")
+        return Ordering(difference, None, ONE_SEED)
     # The variances of the means. Equal values have none, also where their computed mean is rounded.
     variances = [values.var(ddof=1) / len(values) if np.ptp(values) else 0.0 for values in groups]
     error = float(np.sqrt(sum(variances)))
@@ -333,6 +355,8 @@ def degenerate_scores(labels: np.ndarray, scores: np.ndarray) -> str | None:
 
     The fraction of the variance that a linear fit explains is the squared Pearson correlation; constant scores have 0.
     """
+    if not np.isfinite(scores).all():
+        return "a score is not a finite number"
     correlation = pearson(labels, scores)
     if np.ptp(scores) <= WHISKER * np.ptp(labels) or not np.isfinite(correlation):
         return f"the score is always {scores.mean():.4g}"

@@ -254,6 +254,19 @@ class InferenceOptions(Checked):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainedOptions(Checked):
+    """Settings of a trained task that change its answers and not its weights."""
+
+    tau: float | None = setting(
+        None,
+        help="SQuAD 2.0: answer where the best span scores this much more than no answer (default: chosen on dev by finetune)",
+    )
+    logits: bool = setting(
+        False, help="give logits too: of the classes of a text, or of the n best answers and of no answer"
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ExportOptions(Checked):
     """Options for exports. Those before format apply to a checkpoint without training, layers and l2 only to vectors."""
 
@@ -345,6 +358,9 @@ class ProtocolOptions(Checked):
         None, help="measure an ensemble of this many of the best runs on dev too", at_least=2
     )
     best_only: bool = setting(False, help="keep only the weights of the best run and of the ensemble's runs")
+    control: bool = setting(
+        False, help="also train from random weights, with the first setting and seed, and show the measure"
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -362,11 +378,9 @@ class GlueOptions(Checked):
 class ProbeOptions(Checked):
     """Options for probes of every layer."""
 
-    max_examples: int = like(
-        Hparams,
-        "max_examples",
-        default=1_000,
-        help="training examples of each restart, and at most as many dev examples",
+    max_examples: int = like(Hparams, "max_examples", default=1_000, help="training examples of each restart")
+    max_dev_examples: int | None = like(
+        Hparams, "max_dev_examples", help="most dev examples, drawn at random (default: as --max-examples)"
     )
     restarts: int = like(
         ProtocolOptions, "restarts", default=3, help="probes of each layer, each on its own random examples"
@@ -385,6 +399,9 @@ class AblationOptions(Checked):
         "restarts",
         default=None,
         help="seeds for each training (default: from --scale; layers, approaches: 3)",
+    )
+    pretrainings: int = setting(
+        1, help="pre-trainings of each row, from other seeds, so that errors cover them too", at_least=1
     )
 
 

@@ -113,6 +113,8 @@ class Problem(Protocol):
     architectures: the classes of checkpoints that were trained for it, as in `Checkpoint.architecture`
     answers: the meaning of the numbers that it predicts, where its head alone does not say it
     calibrated: the numbers in `to_json` that `calibrate` chooses
+    adjustable: the settings that a user may still change after training, attributes or names in `asked`
+    asked: the names in `adjustable` that a user gave
     lists: decoded outputs that are lists, [B, N]: the prefix of their names -> the output that is -1 in padding
     example_texts: texts for an example request, by the names of `signature`, if the usual text does not fit
     measures: the names in `Report.evaluate`
@@ -134,6 +136,8 @@ class Problem(Protocol):
     architectures: tuple[str, ...] = ()
     answers: str = ""
     calibrated: tuple[str, ...] = ()
+    adjustable: tuple[str, ...] = ()
+    asked: frozenset[str] = frozenset()
     lists: Mapping[str, str] = {}
     example_texts: Mapping[str, str] = {}
     measures: tuple[str, ...] = ()

@@ -15,9 +15,9 @@ from bert_keras.tasks.pretraining.recipes import RECIPES
 from bert_keras.tasks.problems.question_answering import QuestionAnswering
 from bert_keras.tasks.study import ablations, grid
 from bert_keras.tasks.study.ablations import compared, run_ablation
+from bert_keras.tasks.study.comparison import comparison_json, comparison_tables
 from bert_keras.tasks.study.grid import Outcome
-from bert_keras.tasks.study.report import comparison_json, comparison_tables
-from bert_keras.tasks.study.rows import ABLATIONS, SCALES, Row, Scale
+from bert_keras.tasks.study.rows import ABLATIONS, CONTROL, SCALES, Row, Scale
 from bert_keras.text.wordpiece import WordPiece
 
 pytestmark = pytest.mark.long
@@ -71,16 +71,21 @@ def test_rows_are_run_once_and_share_weights(tmp_path, small, monkeypatch):
     write_data(tmp_path / "data", "sst2")
     lines: list[str] = []
     found = run_ablation("steps", **arguments(tmp_path), log=lines.append)
-    begun = [line for line in lines if line.startswith(tuple(row.name for row in ROWS))]
+    names = [*(row.name for row in ROWS), CONTROL]
+    begun = [line for line in lines if line.startswith(tuple(names))]
     assert begun == [
-        "masked LM: pre-training (run 1 of 4)",
-        *(f"{row.name}: sst2, seed 1 (run {i} of 4)" for i, row in enumerate(ROWS, start=2)),
+        "masked LM: pre-training (run 1 of 5)",
+        *(f"{name}: sst2, seed 1 (run {i} of 5)" for i, name in enumerate(names, start=2)),
     ]
-    assert [*found.values] == [*found.perplexities] == [row.name for row in ROWS]
-    first, half, last = found.perplexities.values()
+    assert [*found.values] == names
+    ((objective, perplexities),) = found.perplexities.items()
+    assert objective == "masked LM, 15%, 80/10/10" and [*perplexities] == names[:-1]
+    first, half, last = perplexities.values()
     assert first == last > 1 and half is None
     for values in found.values.values():
-        assert all(1 < value <= 100 for value in values["sst2"])  # percent, of runs that learned
+        assert all(0 < value <= 1 for value in values["sst2"])
+    assert 0.4 < found.baselines["sst2"] < 1
+    assert lines.count("weights: random") == 1  # of the control
     bilstm = checkpoints.read(tmp_path / "out" / "with-bilstm" / "sst2-1")
     assert bilstm.config.bilstm and any(name.startswith("bilstm/") for name in bilstm.tensors)
     assert (tmp_path / "out" / "results.png").stat().st_size > 1000
@@ -88,7 +93,7 @@ def test_rows_are_run_once_and_share_weights(tmp_path, small, monkeypatch):
     lines.clear()
     with no_training():
         assert run_ablation("steps", **arguments(tmp_path), log=lines.append) == found
-    assert sum(line.endswith("is finished already") for line in lines) == 4
+    assert sum(line.endswith("is finished already") for line in lines) == 5
     with pytest.raises(ValueError, match="made with another restarts"):
         run_ablation("steps", **arguments(tmp_path), restarts=2)
     with pytest.raises(ValueError, match="made with another text"):
@@ -129,8 +134,13 @@ def test_the_measure_is_that_of_the_papers_figures(tmp_path, monkeypatch):
     )
     data = {task: write_data(tmp_path / task, task) for task in ("mrpc", "sst2")}
     found = run_ablation("tasks", **arguments(tmp_path) | {"data": data})
-    assert {value for row in found.values.values() for values in row.values() for value in values} == {68}
-    assert comparison_tables(found)[0].columns[2:] == ("mrpc, accuracy", "sst2, accuracy")
+    assert {value for row in found.values.values() for values in row.values() for value in values} == {0.68}
+    columns = comparison_tables(found)[0].columns
+    assert columns[1:3] == (
+        "held-out perplexity, masked LM, 15%, 80/10/10",
+        "held-out perplexity, left to right",
+    )
+    assert columns[3:] == ("mrpc, accuracy", "sst2, accuracy")
 
 
 def test_a_batch_that_replicas_do_not_divide(tmp_path, small, monkeypatch):
@@ -254,7 +264,8 @@ def compare(name, tasks, rows, *, stuck=()):
         for row, values in rows.items()
         for seed, value in enumerate(values)
     ]
-    return compared(name, [Row(name=row) for row in rows], opened, outcomes, perplexities=dict.fromkeys(rows))
+    about = {"baselines": dict.fromkeys(tasks, 0.5), "perplexities": {}, "covers": "one pre-training"}
+    return compared(name, [*rows], opened, outcomes, **about)
 
 
 LARGER = {str(i): (60 + i, 60.1 + i) for i in range(6)}
@@ -297,28 +308,79 @@ def test_orderings_are_those_of_the_papers_figures(name, rows, orderings):
     assert found == orderings
 
 
+def test_the_error_of_several_pretrainings_is_that_of_their_means():
+    """Two seeds of one pre-training are no independent runs of a row."""
+    outcomes = [
+        Outcome(
+            name="",
+            task="sst2",
+            place={"row": row, "seed": seed, **({"pretraining": number} if row != CONTROL else {})},
+            path=None,
+            degenerate="one class" if (row, number, seed) == ("a", 2, 2) else None,
+            measures={"accuracy": mean + number / 10 + seed / 100},
+        )
+        for row, mean, numbers in (("a", 0.5, (1, 2)), ("b", 0.4, (1, 2)), (CONTROL, 0.3, (1,)))
+        for number in numbers
+        for seed in (1, 2)
+    ]
+    opened = {"sst2": types.SimpleNamespace(kind="glue", measure="accuracy")}
+    objectives = {"masked LM, 15%, 80/10/10": {"a": 9.0}, "left to right": {"b": None}}
+    about = {"baselines": {"sst2": 0.5}, "perplexities": objectives, "covers": "two pre-trainings"}
+    found = compared("tasks", ["a", "b", "c", "d"], opened, outcomes, **about)
+    assert found.repeated["a"]["sst2"] == pytest.approx([0.615, 0.71])  # the second has one run that learned
+    assert [*found.failed] == ["sst2, a, pre-training 2, seed 2"]
+    first, orders, _ = comparison_tables(found)
+    assert "two pre-trainings" in first.title
+    heads = ("held-out perplexity, masked LM, 15%, 80/10/10", "held-out perplexity, left to right")
+    assert first.columns == ("row", *heads, "sst2, accuracy")
+    assert first.rows[0] == ("a", "9.0", "-", "66.2 ± 6.7, 1 of 4 failed (92.7)")
+    assert [row[1] for row in orders.rows] == ["a over b", f"a over {CONTROL}", f"b over {CONTROL}"]
+    content = json.loads(json.dumps(comparison_json(found), allow_nan=False))
+    assert content["tasks"][0]["rows"][0]["pretrainings"] == pytest.approx([0.615, 0.71])
+    assert content["error_covers"] == "two pre-trainings" and content["tasks"][0]["most_common_answer"] == 0.5
+
+
+def test_chosen_rows_and_a_dry_run(tmp_path, small):
+    """The row "half" needs the pre-training of "masked LM", which is not a row of its own here."""
+    from bert_keras.tasks.study.dry_run import dry_run
+
+    write_data(tmp_path / "data", "sst2")
+    chosen = {"rows": [CONTROL, "half"], "pretrainings": 2, "restarts": 3, "changes": {"seed": 7}}
+    given = {"finetuning": {"max_examples": 24, "max_dev_examples": 10}}
+    with no_training():
+        study = ablations.plan_ablation("steps", **arguments(tmp_path) | chosen | given)
+        (table,) = dry_run(study.cells)
+    assert not (tmp_path / "out").exists()
+    assert [row[:4] for row in table.rows] == [
+        ("masked LM: pre-training", 2, 0, "4"),
+        ("half: sst2", 6, 0, "2"),  # 24 examples in batches of 16
+        ("random weights: sst2", 3, 0, "2"),
+        ("all", 11, 0, "26"),
+    ]
+    assert [cell.place["seed"] for cell in study.cells[-3:]] == [7, 8, 9]
+    assert all(" s" in row[-1] or "min" in row[-1] for row in table.rows)
+    with refused(
+        r"unknown row 'whole'; give some of masked LM; half; with BiLSTM; random weights",
+        output=tmp_path / "out",
+    ):
+        run_ablation("steps", **arguments(tmp_path), rows=["whole"])
+
+
 def test_the_report_has_the_figures_of_the_paper():
     found = compare("size", ["mrpc"], LARGER)
     (task,) = comparison_json(found)["tasks"]
     assert (task["task"], task["measure"]) == ("mrpc", "accuracy")
-    assert [row["paper"] for row in task["rows"]] == [79.8, 82.2, 84.8, 86.7, 86.9, 87.8]
+    assert [row["paper"] for row in task["rows"]] == [0.798, 0.822, 0.848, 0.867, 0.869, 0.878]
     table, _ = comparison_tables(found)
-    assert table.columns == ("row", "held-out perplexity", "mrpc, accuracy")
-    assert table.rows[0] == ("0", "-", "60.0 ± 0.1 (79.8)")
+    assert table.columns == ("row", "mrpc, accuracy")
+    assert table.rows[0] == ("0", "60.1 ± 0.1 (79.8)") and table.rows[-1] == ("most common answer", "50.0")
 
 
 STUCK = {
-    "two of three": (
-        (80, 51.7, 51.7),
-        (1, 2),
-        "80.0, 2 of 3 failed (86.7)",
-        [51.7, 51.7],
-        "not resolved",
-        20.0,
-    ),
-    "all": ((51.7, 51.7), (0, 1), "-, 2 of 2 failed (86.7)", [51.7, 51.7], "a row did not learn", None),
-    "a diverged one": ((80, None), (1,), "80.0, 1 of 2 failed (86.7)", [None], "not resolved", 20.0),
-    "no measure": ((80, None), (), "80.0, 1 of 2 failed (86.7)", [None], "not resolved", 20.0),
+    "two of three": ((80, 51.7, 51.7), (1, 2), "80.0, 2 of 3 failed (86.7)", [0.517, 0.517], "one seed", 0.2),
+    "all": ((51.7, 51.7), (0, 1), "-, 2 of 2 failed (86.7)", [0.517, 0.517], "a row did not learn", None),
+    "a diverged one": ((80, None), (1,), "80.0, 1 of 2 failed (86.7)", [None], "one seed", 0.2),
+    "no measure": ((80, None), (), "80.0, 1 of 2 failed (86.7)", [None], "one seed", 0.2),
 }
 
 
@@ -331,12 +393,12 @@ def test_degenerate_runs_have_no_part_in_means_and_orderings(name):
     content = json.loads(json.dumps(comparison_json(found), allow_nan=False))
     first, ordered = content["tasks"][0]["rows"][0], content["orderings"][0]
     assert first["degenerate"] == pytest.approx(degenerate)
-    assert first["measures"] == pytest.approx([80.0] * (len(values) - len(degenerate)))
+    assert first["measures"] == pytest.approx([0.8] * (len(values) - len(degenerate)))
     assert (ordered["verdict"], ordered["error"]) == (verdict, None)
     assert ordered["difference"] == (None if difference is None else pytest.approx(difference))
     table, orders, failures = comparison_tables(found)
     assert table.rows[0][-1] == cell
-    assert orders.rows[0][2:] == ("-" if difference is None else "+20.00", "-", verdict)
+    assert orders.rows[0][2:] == ("-" if difference is None else "+20.0", "-", verdict)
     assert len(failures.rows) == len(degenerate) and failures.title.startswith(
         f"{len(degenerate)} runs failed"
     )

@@ -24,8 +24,9 @@ from bert_keras.tasks.problems.question_answering import QuestionAnswering
 from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.runs.run_folder import load_run
 from bert_keras.tasks.study.approaches import _open_contexts, compared_approaches, figure_of, run_approaches
+from bert_keras.tasks.study.comparison import comparison_json, comparison_tables
 from bert_keras.tasks.study.grid import Outcome
-from bert_keras.tasks.study.report import comparison_json, comparison_tables
+from bert_keras.tasks.study.report import Dot, draw
 from bert_keras.tasks.study.rows import approach_of, chosen_approaches
 
 # -----------------------------------------------------------------------------------------------------------
@@ -225,7 +226,7 @@ def test_the_report_has_figures_controls_and_failures():
     content = json.loads(json.dumps(comparison_json(results), allow_nan=False))
     (task,) = content["tasks"]
     figures = {row["row"]: row["paper"] for row in task["rows"]}
-    assert figures["fine-tuning"] == 96.4 and figures["embeddings"] == 91.0
+    assert figures["fine-tuning"] == 0.964 and figures["embeddings"] == 0.91
     assert figures["3,4"] is figures["random-last"] is None
     assert content["failed"] == {"conll2003, last, seed 3": "f1 0.0000"}
     counts = {row["row"]: (len(row["measures"]), len(row["degenerate"])) for row in task["rows"]}
@@ -242,7 +243,7 @@ def test_more_tasks_than_rows_are_the_lines_of_the_table():
     many = {name: few.measures["conll2003"] for name in "abcd"}
     values = {row: dict.fromkeys(many, measures["conll2003"]) for row, measures in few.values.items()}
     stuck = {row: dict.fromkeys(many, ()) for row in values}
-    changes = {"values": values, "stuck": stuck, "baselines": dict.fromkeys(many, 5)}
+    changes = {"values": values, "stuck": stuck, "baselines": dict.fromkeys(many, 0.05)}
     table = comparison_tables(replace(few, measures=many, pairs=[], **changes))[0]
     assert table.columns == ("task", "fine-tuning", "last", "most common answer")
     assert [row[0] for row in table.rows] == ["a, f1", "b, f1", "c, f1", "d, f1"]
@@ -251,8 +252,28 @@ def test_more_tasks_than_rows_are_the_lines_of_the_table():
 
 def test_one_restart_resolves_nothing():
     content = comparison_json(made(restarts=1))
-    assert {one["verdict"] for one in content["orderings"]} == {"not resolved"}
+    assert {one["verdict"] for one in content["orderings"]} == {"one seed"}
     assert {one["error"] for one in content["orderings"]} == {None}
+    assert content["error_covers"] == "one seed: no error is known"
+    tables = comparison_tables(made(restarts=1))
+    assert "one seed: no error is known" in tables[0].title
+    assert "nan" not in str(tables) and "±" not in str(tables)
+
+
+def test_a_plot_begins_at_zero_and_has_the_most_common_answer(tmp_path, monkeypatch):
+    """Between 92.4 and 92.6 an axis of these two alone would show a gulf."""
+    drawn = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, *given, **how: drawn.append(self))
+    rows = {"fine-tuning": [Dot(0.926)], "last": [Dot(0.924, degenerate=True)]}
+    draw(
+        {"sst2": rows, "cola": {"last": [Dot(-0.1)]}},
+        tmp_path / "x.png",
+        baselines={"sst2": 0.51, "cola": 0.0},
+    )
+    first, second = drawn[0].axes
+    assert first.get_xlim()[0] <= 0 and first.get_xlim()[1] >= 100 and second.get_xlim()[0] < -10
+    dots = {(line.get_marker(), round(float(line.get_xdata()[0]), 1)) for line in first.lines[:2]}
+    assert dots == {("o", 92.6), ("x", 92.4)} and [*first.lines[2].get_xdata()] == [51.0, 51.0]
 
 
 def test_figures_come_from_dev_before_test():
@@ -390,7 +411,8 @@ def test_the_command_takes_several_tasks(place, tmp_path, capfd):
         ("conll2003", "f1"),
         ("sst2", "accuracy"),
     ]
-    assert all(len(row["measures"]) == 1 for task in content["tasks"] for row in task["rows"])
+    counts = [len(row["measures"] + row["degenerate"]) for task in content["tasks"] for row in task["rows"]]
+    assert counts == [1, 1]
     assert "most common answer" in " ".join(out.split())
     tagger, classifier = (
         load_run(tmp_path / "out" / task / "last_seed-3").task for task in ("conll2003", "sst2")

@@ -12,9 +12,9 @@ from bert_keras.tasks.data import sources as data_files
 from bert_keras.tasks.data.conll import read_corpus
 from bert_keras.tasks.data.sources import check_dev_split
 from bert_keras.tasks.pretraining.corpus import Corpus
+from bert_keras.tasks.study.glue import _open_tasks
 from bert_keras.tasks.study.grid import opened
 from bert_keras.tasks.study.probe import run_probes
-from bert_keras.tasks.study.protocol import _open_tasks
 
 MARK = "\ufeff"
 

@@ -16,9 +16,9 @@ from bert_keras.tasks.data.glue import ROWS
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.runs.run_folder import evaluate, load_run
-from bert_keras.tasks.study import grid, protocol, report
+from bert_keras.tasks.study import glue, grid, protocol, report
+from bert_keras.tasks.study.glue import glue_json, glue_score, run_glue, submit
 from bert_keras.tasks.study.grid import Cell, Outcome, run_cells
-from bert_keras.tasks.study.protocol import glue_json, glue_score, run_glue, submit, summarize
 from bert_keras.tasks.study.report import Summary, summary_tables
 from bert_keras.tasks.study.rows import SCORED, SUBMISSION
 
@@ -147,9 +147,9 @@ def test_wnli_is_answered_with_its_majority_label(place, done, tmp_path):
 def test_answers_are_spelled_as_in_the_files():
     labels, scores = np.array([b"not_entailment", b"entailment"], object), np.float32([-0.2, 2.34567, 5.5])
     predicted = {"label": labels, "score": scores}
-    assert protocol._written(ROWS["wnli"], predicted) == ["0", "1"]
-    assert protocol._written(ROWS["rte"], predicted) == ["not_entailment", "entailment"]
-    assert protocol._written(ROWS["stsb"], predicted) == ["0.000", "2.346", "5.000"]
+    assert glue._written(ROWS["wnli"], predicted) == ["0", "1"]
+    assert glue._written(ROWS["rte"], predicted) == ["not_entailment", "entailment"]
+    assert glue._written(ROWS["stsb"], predicted) == ["0.000", "2.346", "5.000"]
 
 
 def test_names_of_the_leaderboards_files():
@@ -308,7 +308,13 @@ MNLI = Summary(
     measure="accuracy",
     outcomes=(outcome(1e-5, 1, accuracy=0.8),),
     measures={"validation_matched": {"accuracy": 0.8}, "validation_mismatched": {"accuracy": 0.82}},
+    baseline=0.35,
 )
+
+
+def summarize(*given):
+    """The summary of runs of a task whose most common answer has 0.81."""
+    return protocol.summarize(*given, baseline=0.81, hparams=HPARAMS)
 
 
 def test_a_degenerate_run_is_counted_and_left_out():
@@ -318,7 +324,7 @@ def test_a_degenerate_run_is_counted_and_left_out():
     assert summary.score == pytest.approx(0.88)  # F1 and accuracy first
     table, stuck, _ = summary_tables([summary])
     assert table.rows == [
-        ("mrpc", 4, 1, "f1 0.9000, accuracy 0.8600", "5e-05, 2", "f1 0.8800", "0.8000 - 0.9000")
+        ("mrpc", 4, 1, "f1 90.0, accuracy 86.0", "5e-05, 2", "f1 88.0", "80.0 - 90.0", "81.0")
     ]
     assert stuck.rows == [("mrpc", "5e-05, 1", "equivalent for 100.0% of dev")]
     assert "--bias-correction" in stuck.title and "more epochs" in stuck.title
@@ -333,7 +339,7 @@ def test_all_degenerate():
     summary = summarize(TextClassification.open("mrpc"), MRPC[:1])
     assert summary.best is MRPC[0] and summary.median is None
     table, stuck, _ = summary_tables([summary])
-    assert table.rows[0][-2:] == ("-", "-") and len(stuck.rows) == 1
+    assert table.rows[0][-3:] == ("-", "-", "81.0") and len(stuck.rows) == 1
     kept = json.loads(json.dumps(glue_json([summary]), allow_nan=False))["tasks"]["mrpc"]
     assert kept["median"] is kept["lowest"] is kept["highest"] is None
 
@@ -402,8 +408,8 @@ def test_results_are_written_after_all_other_files(place, tmp_path, monkeypatch,
     monkeypatch.setattr(grid, "run_cells", lambda *given, **how: [replace(MNLI.best, task="mnli")])
     monkeypatch.setattr(protocol, "_check_has_weights", lambda best: None)
     monkeypatch.setattr(protocol, "summarize", lambda *given, **how: MNLI)
-    monkeypatch.setattr(protocol, "submit", lambda *given, **how: [])
-    monkeypatch.setattr(protocol if part == "submit" else report, part, stops)
+    monkeypatch.setattr(glue, "submit", lambda *given, **how: [])
+    monkeypatch.setattr(glue if part == "submit" else report, part, stops)
     with pytest.raises(KeyboardInterrupt):
         start(place, names=("mnli",), output=tmp_path)
     assert not (tmp_path / "results.json").exists()
@@ -418,8 +424,10 @@ def test_by_command(place, done, capfd):
     flags += ("--learning-rates", *RATES, "--epochs", 1, "--batch-size", 16, "--seq-length", 40, "--seed", 5)
     code, out, err = runs.run_command(capfd, "glue", "--tasks", *NAMES, *flags)
     assert (code, err) == (0, "")
-    assert "GLUE; median and spread" in out and out.count("is finished already") == 2
+    assert out.count("is finished already") == 2
+    words = " ".join(out.split())
+    assert "GLUE; percent; the best run" in words and "one seed for each setting" in words
     score = glue_score(done[0])
-    assert f"GLUE score on dev: {score:.4f}, the mean of 2 of 9 tasks" in out
+    assert f"GLUE score on dev: {100 * score:.1f}, the mean of 2 of 9 tasks" in out
     code, _, err = runs.run_command(capfd, "glue", "--tasks", *NAMES, *flags, "--epochs", 2)
     assert code == 1 and "was made with another epochs: 1, not 2; give the same, or another folder" in err

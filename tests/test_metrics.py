@@ -233,7 +233,8 @@ def test_entities_by_hand():
         ([3.0, 3.2, 3.1], [1.0, 1.1, 1.2], "holds"),
         ([1.0, 1.1, 1.2], [3.0, 3.2, 3.1], "fails"),
         ([1.0, 3.0, 2.0], [1.1, 2.9, 1.5], "not resolved"),
-        ([9.0], [1.0, 1.1], "not resolved"),  # one run has no spread
+        ([9.0], [1.0, 1.1], "one seed"),  # which has no spread
+        ([], [1.0, 1.1], "a row did not learn"),
         ([2.0, 2.0], [2.0, 2.0], "not resolved"),
         ([81.3] * 3, [68.4] * 3, "not resolved"),  # no spread: the error of the difference is unknown
         ([0.1] * 3, [0.1 + 1e-15] * 3, "not resolved"),

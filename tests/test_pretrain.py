@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import math
+import re
 import shutil
 import types
 
@@ -28,6 +29,7 @@ from bert_keras.tasks.pretraining.recipes import RECIPES, SETTINGS
 from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.training.saver import Saver
 from bert_keras.tasks.training.task_model import leave_out_padding
+from bert_keras.text.masking import Pieces
 from bert_keras.text.wordpiece import WordPiece
 
 # -----------------------------------------------------------------------------------------------------------
@@ -67,7 +69,7 @@ def test_recipe_learns_and_is_fine_tuned(name, steps, tmp_path):
         assert {f"{one}_accuracy", f"held_out_{one}_loss", f"held_out_{one}_accuracy"} <= {*measures}
     perplexity = math.exp(measures["held_out_masked_lm_loss"])
     assert measures["held_out_masked_lm_perplexity"] == pytest.approx(perplexity, rel=1e-4)
-    baselines = {f"{one}_accuracy" for one in asked if one != "replaced_token"}
+    baselines = {f"{one}_accuracy" for one in asked if one != "replaced_token"} | {"masked_lm_perplexity"}
     assert {*results["majority_baselines"]} == baselines
     assert json.loads((run / "results.json").read_text()) == results
     assert (run / "curves.png").read_bytes().startswith(b"\x89PNG") and list((run / "logs").iterdir())
@@ -161,7 +163,7 @@ def test_a_new_objective_is_a_class_and_its_rows(tmp_path, monkeypatch):
     results = train(tmp_path / "run", "own", held_out=0.2, changes={"steps": 1})
     lines = planned_lines("own")
     assert any("instances, logged every 10 steps" in line for line in lines)
-    assert results["majority_baselines"] == {"masked_lm_accuracy": 0.0}
+    assert results["majority_baselines"] == {"masked_lm_accuracy": 0.0, "masked_lm_perplexity": 1.0}
 
 
 def test_settings_are_one_namespace():
@@ -362,13 +364,23 @@ def test_leaving_out_padding_changes_no_weight(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-def test_evaluation_does_not_change_the_training(tmp_path):
-    histories = []
+def test_evaluations_and_curves_do_not_change_the_training(tmp_path, monkeypatch):
+    """The curves are drawn while it trains, with the baselines once there are held-out measures."""
+    drawn, draw, histories = [], monitor.draw_curves, []
+
+    def kept(history, path, *, baselines):
+        drawn.append((len(history), {*baselines}))
+        draw(history, path, baselines=baselines)
+
+    monkeypatch.setattr(monitor, "draw_curves", kept)
+    monkeypatch.setattr(monitor, "DRAWN_EVERY", -1.0)
     for name, every in (("often", 2), ("never", 1000)):
         changes = {"steps": 8, "log_every": 2, "eval_every": every, "generator_share": 0.5}
         results = train(tmp_path / name, "electra", held_out=0.2, changes=changes)
         histories.append([row["loss"] for row in results["history"] if "loss" in row])
     np.testing.assert_allclose(*histories, rtol=1e-5)
+    assert [count for count, _ in drawn[:5]] == [2, 4, 6, 8, 8]  # after each evaluation, and at the end
+    assert all(names == {"masked_lm_accuracy", "masked_lm_perplexity"} for _, names in drawn)
 
 
 def test_a_resumed_run_s_first_tokens_per_second(tmp_path, monkeypatch):
@@ -399,10 +411,50 @@ def test_a_worker_s_curves_are_its_own(tmp_path):
     worker = types.SimpleNamespace(chief=False)
     with Workers.folder(worker, tmp_path) as own:
         assert (own / "curves.png").read_bytes() == b"the chief's"
-        monitor.draw_curves(rows, own / "curves.png")
+        monitor.draw_curves(rows, own / "curves.png", baselines={"masked_lm_perplexity": 9.0})
         assert (own / "curves.png").read_bytes().startswith(b"\x89PNG")
         assert [file.name for file in own.iterdir()] == ["curves.png"]
     assert (tmp_path / "curves.png").read_bytes() == b"the chief's"
+
+
+def test_baselines_are_those_of_answers_that_read_no_text():
+    """Four tokens, one of them half of all: perplexity 2 sqrt(2), accuracy 1/2; weight 0 does not count."""
+    labels, weights = (
+        {"masked_lm": tf.constant([[5, 5, 6, 7, 9]])},
+        {"masked_lm": tf.constant([[1.0] * 4 + [0]])},
+    )
+    masked = MaskedLM(pieces=Pieces.of(WordPiece(runs.VOCABULARY, lower_case=True)))
+    found = monitor.majority_baselines([({}, labels, weights)], [masked])
+    assert found == {"masked_lm_accuracy": 0.5, "masked_lm_perplexity": pytest.approx(2 * 2**0.5)}
+
+
+BASELINES = {"masked_lm_accuracy": 0.1, "masked_lm_perplexity": 90.0, "next_sentence_accuracy": 0.52}
+
+
+@pytest.mark.parametrize(
+    ("perplexity", "accuracy", "baselines", "last"),
+    [
+        (30.04, 0.6, BASELINES, "masked_lm beats unigrams: perplexity 30.0 against 90.0"),
+        (90.0, 0.5, BASELINES, "masked_lm does not beat unigrams: perplexity 90.0 against 90.0"),
+        (
+            None,
+            0.5,
+            BASELINES,
+            "next_sentence does not beat the most frequent label: accuracy 50.0% against 52.0%",
+        ),
+        (
+            None,
+            None,
+            {},
+            "nothing was held out, so nothing says whether it beats unigrams: give --held-out 0.02",
+        ),
+    ],
+)
+def test_the_last_line_says_whether_a_model_beats_an_answer_that_reads_nothing(
+    perplexity, accuracy, baselines, last
+):
+    measures = {"held_out_masked_lm_perplexity": perplexity, "held_out_next_sentence_accuracy": accuracy}
+    assert monitor.against_baselines(measures, baselines)[-1].endswith(last)
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -433,6 +485,10 @@ def test_command(tmp_path, capfd):
     code, out, err = runs.run_command(capfd, *command)
     assert code == 0, err
     assert "held_out_masked_lm_accuracy" in out and "the run is in" in out
+    assert f"tensorboard --logdir {tmp_path / 'run'}/logs" in out
+    assert re.search(
+        r"on held-out text, masked_lm (beats|does not beat) unigrams: perplexity", out.splitlines()[-1]
+    )
     assert "step 6, held out: loss " in out, "a line where there is no terminal for a progress bar"
     code, _, err = runs.run_command(capfd, *command)
     assert code == 1 and "already holds a run" in err

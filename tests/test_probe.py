@@ -153,3 +153,14 @@ def test_the_command(place, tmp_path, capfd):
     )
     assert code == 0, err
     assert "most common label" in out and (tmp_path / "out" / "results.json").is_file()
+    assert "percent; one seed" in " ".join(out.split()) and "±" not in out
+
+
+def test_a_dry_run_counts_the_probes(place, tmp_path, capfd):
+    flags = ["--data", f"pos={place / 'conll'}", "--checkpoint", place / "checkpoint", "--seq-length", "32"]
+    code, out, err = runs.run_command(
+        capfd, "probe", *flags, "--max-examples", "20", "--output", tmp_path / "out", "--dry-run"
+    )
+    assert code == 0, err
+    assert "│ pos      │ 3     │ 0        │ 6 " in out  # three restarts of three layers of two encoders
+    assert not (tmp_path / "out").exists()

@@ -181,7 +181,7 @@ def test_an_ensemble_of_too_few_runs_that_learned_is_left_out(place, done, tmp_p
     learned = [replace(one, degenerate="always no") for one in done.outcomes[:3]]
     learned.append(replace(done.outcomes[3], degenerate=None))
     lines = []
-    summary = summarize(opened(place), learned, ensemble=2, log=lines.append)
+    summary = summarize(opened(place), learned, baseline=0.5, hparams=HPARAMS, ensemble=2, log=lines.append)
     assert summary.ensemble is None and summary.best == learned[3]
     assert "no ensemble of 2: 1 run(s) learned" in lines[0]
 
@@ -194,6 +194,18 @@ def test_results_of_another_run_are_not_replaced(place, tmp_path, results):
     with pytest.raises(ValueError, match="holds (another run|the results of mrpc).*give another folder"):
         start(place, tmp_path)
     assert runs.contents(tmp_path) == {"results.json": json.dumps(results).encode()}
+
+
+def test_a_dry_run_lists_the_grid_and_its_control(place, tmp_path, capfd):
+    flags = ["--task", "custom", "--data", place / "train.csv", "--dev-data", place / "dev.csv"]
+    flags += ["--checkpoint", place / "checkpoint", "--output", tmp_path / "runs", "--seq-length", "16"]
+    with runs.no_training():
+        code, out, err = runs.run_command(
+            capfd, "protocol", *flags, "--restarts", "2", "--learning-rates", "1e-3", "--control", "--dry-run"
+        )
+    assert code == 0, err
+    assert "custom: learning rate 0.001, random weights │ 1" in out and "all" in out and "GFLOP/s" in out
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_rate_that_nobody_gave_does_not_end_a_grid():
@@ -302,9 +314,18 @@ def test_the_command(place, tmp_path, capfd):
     flags = ["--task", "custom", "--data", place / "train.csv", "--dev-data", place / "dev.csv"]
     flags += ["--checkpoint", place / "checkpoint", "--output", tmp_path / "runs", "--seq-length", "16"]
     code, out, err = runs.run_command(
-        capfd, "protocol", *flags, "--learning-rates", "1e-3", "--epoch-counts", "1", "--keep", "last"
+        capfd,
+        *("protocol", *flags, "--learning-rates", "1e-3", "--epoch-counts", "1", "--keep", "last"),
+        *("--control", "--max-dev-examples", "10"),
     )
     assert code == 0, err
+    kept = runs.results(tmp_path / "runs")["tasks"]["custom"]
+    assert len(kept["runs"]) == 1 and 0 <= kept["most_common_answer"] <= 1
+    control = runs.results(tmp_path / "runs" / "custom" / "random-weights_lr-0.001_epochs-1_seed-12345")
+    assert control["dev_examples"] == 10
+    assert kept["random_weights"] == {
+        name.removeprefix("val_"): value for name, value in control["measures"].items()
+    }
     assert f"the best run is in {tmp_path / 'runs' / 'custom' / 'lr-0.001_epochs-1_seed-12345'}" in out
     assert (tmp_path / "runs" / "results.png").stat().st_size > 1000
 
@@ -376,7 +397,7 @@ CASES = [
     ),  # -1: without a label
     glue("stsb", [2.5] * 4, SCORES, "the score is always 2.5"),
     glue("stsb", [2.5, 2.51, 2.5, 2.51], SCORES, "the score is always 2.505"),
-    glue("stsb", [1.0, np.nan, 2.0, 3.0], SCORES, "the score is always nan"),
+    glue("stsb", [1.0, np.nan, 2.0, 3.0], SCORES, "a score is not a finite number"),
     glue("stsb", [1.0, 1.5, 2.0, 1.2], SCORES, None),
     glue(
         "stsb", [2.5, 3.5, 3.5, 2.5], SCORES, "Pearson correlation 0.0000; predicting the mean score has none"

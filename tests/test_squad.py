@@ -217,7 +217,7 @@ def test_measures_of_both_versions():
     wanted = {"exact_match": exact, "f1": f1, "HasAns_exact": 100 / 3, "HasAns_f1": 100 * (1 + 0 + 2 / 3) / 3}
     wanted |= {"NoAns_exact": 100, "NoAns_f1": 100}
     # Best with the third unanswered and the first answered.
-    wanted |= {"best_exact": exact, "best_exact_thresh": 0, "best_f1": f1, "best_f1_thresh": 0}
+    wanted |= {"best_exact": exact, "best_exact_tau": 0, "best_f1": f1, "best_f1_tau": 0}
     assert got == pytest.approx(wanted)
 
 
@@ -251,7 +251,7 @@ def test_thresholds_of_6078_questions(data_dir, kind):
         raw_scores = task._scores(answers, raw)[measure]
         tried = [np.where(odds > t, ~has_answer, raw_scores).mean() for t in [-np.inf, *odds]]
         assert got[f"best_{name}"] == pytest.approx(100 * max(tried))
-        reached = np.where(odds > got[f"best_{name}_thresh"], ~has_answer, raw_scores).mean()
+        reached = np.where(odds > -got[f"best_{name}_tau"], ~has_answer, raw_scores).mean()
         assert 100 * reached == pytest.approx(got[f"best_{name}"])
     sizes = {"HasAns": 2910, "NoAns": 3168}
     mean = sum(count * got[f"{group}_f1"] for group, count in sizes.items()) / 6078
@@ -259,7 +259,7 @@ def test_thresholds_of_6078_questions(data_dir, kind):
     if kind == "empty":
         assert (got["HasAns_f1"], got["NoAns_f1"]) == (0, 100)
         assert got["best_f1"] == pytest.approx(100 * 3168 / 6078)
-        assert got["best_f1_thresh"] == pytest.approx(0, abs=1)
+        assert got["best_f1_tau"] == pytest.approx(0, abs=1)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -270,7 +270,7 @@ def test_calibrate_returns_a_task_with_the_best_threshold(seed):
     before = dict(task.evaluate(predictions, raw))
     new, calibrated = task.calibrate(predictions, raw)
     after = dict(new.evaluate(calibrated, raw))
-    assert new.tau == -before["best_f1_thresh"] < -1
+    assert new.tau == before["best_f1_tau"] < -1
     assert task.tau == 0 and dict(task.evaluate(predictions, raw)) == before
     assert after["f1"] == pytest.approx(before["best_f1"]) and after["f1"] > before["f1"]
     for odds in predictions["null_odds"]:  # no other threshold does better

@@ -322,6 +322,44 @@ def test_predict_reads_squad_s_json_and_writes_the_official_files(finished, tmp_
     assert code == 1 and "--predictions needs" in err and not (tmp_path / "other.json").exists()
 
 
+def test_tau_n_best_and_logits_are_given_on_request(finished, tmp_path, capfd):
+    made = finished("answers")
+    file, ids = without_answers(made.data / "dev-v2.0.json", tmp_path)
+    command = ["predict", "--run", made.run, "--input", file, "--format"]
+    for tau, answered in ((-1e9, True), (1e9, False)):
+        code, out, err = runs.run_command(capfd, *command, "jsonl", f"--tau={tau}", "--n-best", 2, "--logits")
+        assert code == 0, err
+        rows = [json.loads(line) for line in out.splitlines()]
+        assert len(rows) == len(ids) and {row["start"] >= 0 for row in rows} == {answered}
+        for row in rows:
+            assert 1 <= len(row["nbest"]) <= 2
+            assert row["null_odds"] == pytest.approx(row["null_score"] - row["nbest"][0]["score"], abs=1e-4)
+    code, out, err = runs.run_command(capfd, *command, "table", "--logits")
+    assert code == 0 and "n best" in out and "null score" in out, err
+
+
+def test_evaluate_takes_tau_and_draws_f1_over_it(finished, tmp_path, capfd):
+    made = finished("answers")
+    command = ["evaluate", "--run", made.run, "--data", made.data, "--json"]
+    code, out, err = runs.run_command(capfd, *command, "--tau", "1e9", "--tau-curve", tmp_path / "tau.svg")
+    assert code == 0, err
+    measures = json.loads(out)["validation"]
+    assert measures["NoAns_f1"] == 100  # no question is answered
+    assert "-0.0" not in out and "</svg>" in (tmp_path / "tau.svg").read_text()
+    code, out, err = runs.run_command(capfd, *command, f"--tau={measures['best_f1_tau']}")
+    # Higher where a gold answer is an article alone, which "no answer" equals.
+    assert json.loads(out)["validation"]["f1"] >= measures["best_f1"] - 1e-3, err
+    code, _, err = runs.run_command(capfd, *command, "--tau-curve", tmp_path / "tau.txt")
+    assert code == 1 and "tau.txt is no .svg or .png file" in err
+
+
+def test_a_run_without_tau_refuses_it(sst2, capfd):
+    command = ["evaluate", "--run", sst2.run, "--data", sst2.data]
+    for flags in (["--tau", "1"], ["--tau-curve", "x.svg"]):
+        code, _, err = runs.run_command(capfd, *command, *flags)
+        assert code == 1 and f"{flags[0]} does not apply to sst2" in err
+
+
 def test_evaluate_says_by_which_rules_answers_are_compared(finished, capfd):
     made = finished("answers")
     command = ["evaluate", "--run", made.run, "--data", made.data]

@@ -21,7 +21,9 @@ from bert_keras.tasks.commands.flags import (
     add_recipe,
     add_recipe_settings,
     add_segmenter,
+    add_show,
     segmenter,
+    show_all,
     slow_precision,
 )
 from bert_keras.tasks.hparams import PretrainHparams, Sampling
@@ -59,6 +61,7 @@ def _add_instances(parser: argparse.ArgumentParser) -> None:
         help="write static masks (default: new masks in every epoch of training)",
     )
     add_segmenter(parser)
+    add_show(parser)
     add_flags(parser, PretrainHparams, only=("seed",))
     add("--workers", type=int, help="processes (default: one for each core)")
     add("--gzip", action="store_true", help="compress the files")
@@ -93,14 +96,20 @@ def _run_instances(args: argparse.Namespace) -> None:
         )
     length = settings.pop("seq_length", Sampling.seq_length)
     recipe = recipe_named(args.recipe).changed(**settings)
-    lower_case = checkpoints.load_tokenizer(args.vocab).lower_case  # once, so that workers need not guess it
-    corpora = open_corpora(args.text)
+    tokenizer, corpora = checkpoints.load_tokenizer(args.vocab), open_corpora(args.text)
+    segment = args.segmenter and segmenter(args.segmenter)
+    if args.show is not None:
+        given = {"seq_length": length, **given_settings(args, PretrainHparams)}
+        known = {"tokenizer": tokenizer, "documents": corpora, "segment": segment}
+        show_all(recipe.changed(**given), count=args.show, **known)
+        return
+    lower_case = tokenizer.lower_case  # once, so that workers need not guess it
     job = Job(
         path=to_path(args.output),
         make_tokenizer=functools.partial(checkpoints.load_tokenizer, args.vocab, lower_case=lower_case),
         settings=recipe.sampling(length),
         masking=recipe.masking(length) if args.masks else None,
-        segment=args.segmenter and segmenter(args.segmenter),
+        segment=segment,
         seed=PretrainHparams(**given_settings(args, PretrainHparams)).seed,
         compress=args.gzip,
     )

@@ -4,7 +4,6 @@ TensorFlow is imported when a command runs; flags and help need none.
 """
 
 import argparse
-import copy
 import dataclasses
 import itertools
 import pathlib
@@ -22,6 +21,7 @@ from bert_keras.io.paths import to_path
 from bert_keras.tasks.commands.flags import (
     CHECKPOINT_HELP,
     DATA_HELP,
+    OF_RUN,
     SAVE_HELP,
     add_feature_cache,
     add_model,
@@ -30,6 +30,8 @@ from bert_keras.tasks.commands.flags import (
     add_strategy,
     add_task,
     add_task_options,
+    adjusted,
+    check_tau_curve,
     default_notes,
     slow_precision,
     start_strategy,
@@ -38,7 +40,7 @@ from bert_keras.tasks.commands.flags import (
 from bert_keras.tasks.data.squad import is_squad_file
 from bert_keras.tasks.data.tables import FORMATS_NOTES, STANDARD_INPUT
 from bert_keras.tasks.hparams import Hparams, hparams_of
-from bert_keras.tasks.options import ColumnOptions, InferenceOptions, SquadOptions
+from bert_keras.tasks.options import ColumnOptions, InferenceOptions, TrainedOptions
 
 CHUNK = 4096  # examples that `predict` holds at a time
 NULL_ODDS = "null_odds.json"  # as google-research/bert run_squad.py names it
@@ -111,6 +113,7 @@ def _run_finetune(args: argparse.Namespace) -> None:
     from bert_keras import checkpoints
     from bert_keras.tasks.finetuning.finetune import finetune
     from bert_keras.tasks.runs.run_folder import DEGENERATE
+    from bert_keras.tasks.training.loop import LOGS
 
     task, hparams = open_given_task(args)
     checkpoint = checkpoints.read(args.checkpoint)
@@ -118,6 +121,7 @@ def _run_finetune(args: argparse.Namespace) -> None:
         checkpoint = dataclasses.replace(checkpoint, tensors={})
     if args.data and (about := task.about_data()):
         say(about)
+    say(f"to see the curves: tensorboard --logdir {args.output}/{LOGS}")
     results = finetune(
         task,
         checkpoint=checkpoint,
@@ -148,10 +152,6 @@ def _run_finetune(args: argparse.Namespace) -> None:
 # evaluate and predict
 
 
-# Options of a task that say how data is read or measured, which a run takes too.
-OF_DATA = ("quoting", "answer_language")
-
-
 def inference_of(args: argparse.Namespace) -> InferenceOptions:
     """The options of the flags that a command has."""
     return InferenceOptions(**given_settings(args, InferenceOptions))
@@ -167,7 +167,7 @@ def model_of(args: argparse.Namespace, *, data: str | None = None) -> Any:
     from bert_keras.tasks.training.task_model import encoder_of
 
     options, own = task_settings(args), is_own(args.task or "")
-    of_task = {*options} - {*OF_DATA}
+    of_task = {*options} - {*OF_RUN}
     if bool(args.run) == bool(args.checkpoint) or (args.run and ((args.task and not own) or of_task)):
         raise BertKerasError("give --run alone, or --checkpoint; a run has its own task and its options.")
     with strategy(args.strategy).scope():
@@ -195,6 +195,8 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, InferenceOptions, only=("batch_size",))
     add_strategy(parser, trains=False)
     add_flags(parser, InferenceOptions, only=("precision",))
+    add_flags(parser, TrainedOptions, only=("tau",))
+    add("--tau-curve", **PATH, metavar="FILE", help="SQuAD 2.0: draw F1 over tau into this .svg or .png file")
     add("--json", action="store_true", help="print JSON instead of a table")
 
 
@@ -203,10 +205,12 @@ def _run_evaluate(args: argparse.Namespace) -> None:
     start_strategy(args.strategy, deterministic=False)
     from bert_keras.tasks.batches import cardinality, predictor
     from bert_keras.tasks.finetuning.examples import check_labelled, splits_of
+    from bert_keras.tasks.problems.tau_curve import draw_tau_curve
     from bert_keras.tasks.runs.run_card import describe
 
     run = model_of(args, data=args.data)
-    task, measured, tables = _with_language(run.task, args), {}, []
+    task, measured, tables = adjusted(run.task, args), {}, []
+    check_tau_curve(task, args.tau_curve)
     splits = [*splits_of(task, args.run or (), args.split)]  # reads all files before it measures any
     for split, examples, note in splits:
         if note:
@@ -218,6 +222,8 @@ def _run_evaluate(args: argparse.Namespace) -> None:
         with progress(f"evaluating {split}", cardinality(examples)) as advance:
             predictions, raw = predict(examples, batch_size=batch_size, progress=advance)
         measured[split] = dict(task.evaluate(predictions, raw))
+        if args.tau_curve:
+            draw_tau_curve(*task.tau_curve(predictions, raw), tau=task.tau, title=split, path=args.tau_curve)
         tables += [one._replace(title=f"{split}: {one.title}") for one in task.report(predictions, raw)]
     if args.json:
         print(as_json(measured))
@@ -229,18 +235,6 @@ def _run_evaluate(args: argparse.Namespace) -> None:
     table(("split", "measure", "value"), rows, title=f"{task.name}: {of}{features}{rules}")
     for title, columns, rows in tables:
         table(columns, rows, title=title)
-
-
-def _with_language(task: Any, args: argparse.Namespace) -> Any:
-    """The task with the language of --answer-language, if it was given."""
-    given = given_settings(args, SquadOptions)
-    if not given:
-        return task
-    if "answer_language" not in task.options:
-        raise BertKerasError(f"--answer-language does not apply to {task.name}; leave it out.")
-    changed = copy.copy(task)
-    changed.answer_language = given["answer_language"]
-    return changed
 
 
 def _add_predict(parser: argparse.ArgumentParser) -> None:
@@ -264,12 +258,14 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, InferenceOptions, only=("batch_size",))
     add_strategy(parser, trains=False)
     add_flags(parser, InferenceOptions, only=("precision",))
+    add_flags(parser, TrainedOptions)
 
 
 def _run_predict(args: argparse.Namespace) -> None:
     batch_size = inference_of(args).batch_size
     start_strategy(args.strategy, deterministic=False)
     run = model_of(args)
+    run = dataclasses.replace(run, task=adjusted(run.task, args))
     files = _official_files(run.task, args)
     as_table = (args.format or ("table" if sys.stdout.isatty() else "jsonl")) == "table"
     shown: list[dict[str, str]] = []

@@ -4,6 +4,7 @@ TensorFlow is imported when a command runs; flags and help need none.
 """
 
 import argparse
+import copy
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -11,12 +12,21 @@ from typing import Any
 
 from bert_keras.cli.console import PATH, SEVERAL, note, print_errors_only, quiet_start, start
 from bert_keras.config import BertConfig
+from bert_keras.errors import BertKerasError
 from bert_keras.fields import add_flags, flag_of, format_value, given_settings, names_of
 from bert_keras.io.own_code import is_own, load_own
+from bert_keras.io.paths import to_path
 from bert_keras.model.choices import slowness
 from bert_keras.tasks.devices.cluster import CLUSTER, check_cluster
 from bert_keras.tasks.hparams import STRATEGIES, Hparams
-from bert_keras.tasks.options import PRETRAINED_TASKS, TAGGING_DEFAULTS, TASK_DEFAULTS, TASK_OPTIONS
+from bert_keras.tasks.options import (
+    PRETRAINED_TASKS,
+    TAGGING_DEFAULTS,
+    TASK_DEFAULTS,
+    TASK_OPTIONS,
+    SquadOptions,
+    TrainedOptions,
+)
 from bert_keras.tasks.pretraining.recipes import RECIPES, Recipe, Shorthands, recipe_named
 
 CHECKPOINT_HELP = (
@@ -176,6 +186,34 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     add_task_options(group, without=("pooling", "measure"))
 
 
+# Options of a task that a run takes too: they say how data is read or measured, and what an answer shows.
+OF_RUN = ("quoting", "answer_language", "n_best")
+
+
+def adjusted(task: Any, args: argparse.Namespace) -> Any:
+    """The task with the settings of a trained task that were given. Raises BertKerasError for one that it does not have."""
+    given = given_settings(args, SquadOptions, TrainedOptions)
+    known = {name: value for name, value in given.items() if name in (*OF_RUN, *names_of(TrainedOptions))}
+    if unknown := [flag_of(name) for name in known if name not in task.adjustable]:
+        raise BertKerasError(f"{unknown[0]} does not apply to {task.name}; leave it out.")
+    changed = copy.copy(task)
+    changed.asked = frozenset(known)
+    for name, value in known.items():
+        if hasattr(task, name):
+            setattr(changed, name, value)
+    return changed
+
+
+def check_tau_curve(task: Any, path: str | None) -> None:
+    """Raises BertKerasError for a curve of a task without tau, or into a file that cannot be written."""
+    if path is None:
+        return
+    if "tau" not in task.calibrated:
+        raise BertKerasError(f"--tau-curve does not apply to {task.name}, which has no tau; leave it out.")
+    if to_path(path).suffix not in (".svg", ".png") or not to_path(path).parent.is_dir():
+        raise BertKerasError(f"--tau-curve {path} is no .svg or .png file in a folder that exists; give one.")
+
+
 def add_pretrained_task(parser: Any) -> None:
     """Adds --task, for a checkpoint with several heads."""
     text = (
@@ -252,6 +290,20 @@ def add_segmenter(parser: argparse.ArgumentParser) -> None:
     """Adds --segmenter."""
     text = "splits a line into words (str -> list of str), for whole-word masking in languages without spaces"
     parser.add_argument("--segmenter", metavar="MODULE:FUNCTION", help=text)
+
+
+def add_show(parser: argparse.ArgumentParser) -> None:
+    """Adds --show."""
+    text = "print this many instances, with masks as training draws them and the labels of pairs, and write nothing"
+    parser.add_argument("--show", type=int, metavar="N", help=text)
+
+
+def show_all(recipe: Recipe, **known: Any) -> None:
+    """Prints instances, two lines for each. known: the arguments of `show_instances`."""
+    from bert_keras.tasks.pretraining.show import show_instances
+
+    for line in show_instances(recipe, **known):
+        print(line)
 
 
 def segmenter(given: str) -> Any:

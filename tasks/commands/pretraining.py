@@ -21,9 +21,11 @@ from bert_keras.tasks.commands.flags import (
     add_recipe,
     add_recipe_settings,
     add_segmenter,
+    add_show,
     add_strategy,
     recipe_of,
     segmenter,
+    show_all,
     start_strategy,
 )
 from bert_keras.tasks.options import PlanOptions
@@ -59,6 +61,7 @@ def _add_pretrain(parser: argparse.ArgumentParser) -> None:
         help="folder for the run: new, empty, or with the same run unfinished",
     )
     add_segmenter(parser)
+    add_show(parser)
     add("--save-every", type=int, default=1000, help=f"{SAVE_HELP} (default: 1000)")
     add(
         "--snapshots",
@@ -82,7 +85,9 @@ def _run_pretrain(args: argparse.Namespace) -> None:
     start_strategy(args.strategy)
     from bert_keras import checkpoints
     from bert_keras.tasks.pretraining.corpus import open_corpora
+    from bert_keras.tasks.pretraining.monitor import CURVES, against_baselines
     from bert_keras.tasks.pretraining.pretrain import Pretraining, pretrain
+    from bert_keras.tasks.training.loop import LOGS
 
     held_out = args.held_out and _fraction(args.held_out)
     if args.held_out and held_out is None:
@@ -99,6 +104,10 @@ def _run_pretrain(args: argparse.Namespace) -> None:
         strategy_name=args.strategy,
         workers=args.workers,
     )
+    if args.show is not None:
+        _show(given, args.show)
+        return
+    say(f"curves of this training: {args.output}/{CURVES}, or tensorboard --logdir {args.output}/{LOGS}")
     results = pretrain(given, args.output, save_every=args.save_every, log=say)
     baselines = results["majority_baselines"]
     rows = [
@@ -106,8 +115,25 @@ def _run_pretrain(args: argparse.Namespace) -> None:
         for name, value in results["measures"].items()
         if name.endswith(("loss", "accuracy", "perplexity"))
     ]
-    table(("measure", "value", "majority baseline"), rows, title=f"{args.recipe}, {results['steps']:,} steps")
+    table(
+        ("measure", "value", "unigrams or majority"), rows, title=f"{args.recipe}, {results['steps']:,} steps"
+    )
     print(f"the run is in {args.output}")
+    for line in against_baselines(results["measures"], baselines):
+        print(line)
+
+
+def _show(given: Any, count: int) -> None:
+    """Prints the first instances of a pre-training."""
+    from bert_keras import checkpoints
+
+    tokenizer, records = given.tokenizer, given.records
+    if tokenizer is None and given.checkpoint is not None:
+        tokenizer = checkpoints.tokenizer_of(checkpoints.read(given.checkpoint))
+    if tokenizer is None:
+        raise BertKerasError("--show needs a vocabulary; give --vocab.")
+    known = {"documents": given.documents, "segment": given.segment, "records": records and records[0]}
+    show_all(given.recipe, count=count, tokenizer=tokenizer, **known)
 
 
 def _fraction(given: str) -> float | None:

@@ -35,9 +35,34 @@ from bert_keras.tasks.options import (
     ProtocolOptions,
 )
 from bert_keras.tasks.pretraining.recipes import CLASSES
-from bert_keras.tasks.study.rows import ABLATIONS, APPROACHES, NOT_IN_APPROACHES, SCORED
+from bert_keras.tasks.study.rows import ABLATIONS, APPROACHES, CONTROL, NOT_IN_APPROACHES, SCALES, SCORED
+
+OF_EXAMPLES = (
+    "max_examples",
+    "max_dev_examples",
+)  # the settings of fine-tuning of an ablation with pre-training
 
 OUTPUT_HELP = "folder for all runs; finished runs in it are not repeated"
+
+
+def _add_output(parser: argparse.ArgumentParser, text: str = OUTPUT_HELP) -> None:
+    """Adds --output and --dry-run."""
+    parser.add_argument("--output", **PATH, required=True, help=text)
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the trainings, their steps and an estimate of the time, and train nothing",
+    )
+
+
+def _ran(study: Any, args: argparse.Namespace) -> Any:
+    """The results of a study; None for a dry run, whose tables are printed."""
+    if not args.dry_run:
+        return study.run()
+    from bert_keras.tasks.study.dry_run import dry_run
+
+    _print(dry_run(study.cells))
+    return None
 
 
 def _add_ablate(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +72,14 @@ def _add_ablate(parser: argparse.ArgumentParser) -> None:
         own.add_argument("--text", **PATH, **SEVERAL, required=True, help=TEXT_HELP)
         own.add_argument("--vocab", **PATH, required=True, help=VOCAB_HELP)
         _add_runs(own)
-        add_flags(own, AblationOptions, only=("scale",))
+        add_flags(own, AblationOptions, only=("scale", "pretrainings"))
+        rows = [row.name for row in SCALES[AblationOptions.scale].rows[name]]
+        own.add_argument(
+            "--rows",
+            **SEVERAL,
+            help=f"rows to run, each in quotes (default: all; {'; '.join([*rows, CONTROL])})",
+        )
+        add_flags(own, Hparams, only=OF_EXAMPLES)
         note = "defaults: those of --scale and of the table's rows, else those of the recipe bert"
         add_recipe_settings(own, note=note)
     for name, approaches in APPROACHES.items():
@@ -69,7 +101,7 @@ def _add_runs(parser: argparse.ArgumentParser) -> None:
         help="files of each task; missing tasks are downloaded (approaches: needed unless --tasks is given)",
     )
     add("--dev-data", **pairs, help="file of each dev split, if --data is one file")
-    add("--output", **PATH, required=True, help=OUTPUT_HELP)
+    _add_output(parser)
     add(
         "--tasks",
         **SEVERAL,
@@ -121,31 +153,34 @@ def _run_ablate(args: argparse.Namespace) -> None:
         "log": say,
         **given_settings(args, AblationOptions),
     }
-    found = (_approaches if args.ablation in APPROACHES else _pretrained)(args, how)
-    from bert_keras.tasks.study.report import comparison_tables
+    found = _ran((_approaches if args.ablation in APPROACHES else _pretrained)(args, how), args)
+    from bert_keras.tasks.study.comparison import comparison_tables
 
-    _print(comparison_tables(found))
-    print(f"the runs are in {args.output}")
+    if found is not None:
+        _print(comparison_tables(found))
+        print(f"the runs are in {args.output}")
 
 
 def _pretrained(args: argparse.Namespace, how: Mapping[str, Any]) -> Any:
     from bert_keras import checkpoints
     from bert_keras.tasks.pretraining.corpus import open_corpora
-    from bert_keras.tasks.study.ablations import run_ablation
+    from bert_keras.tasks.study.ablations import plan_ablation
 
-    return run_ablation(
+    return plan_ablation(
         args.ablation,
         documents=open_corpora(args.text),
         tokenizer=checkpoints.load_tokenizer(args.vocab),
         changes=given_settings(args, *CLASSES),
+        finetuning={name: getattr(args, name) for name in OF_EXAMPLES if hasattr(args, name)},
+        rows=args.rows,
         **how,
     )
 
 
 def _approaches(args: argparse.Namespace, how: Mapping[str, Any]) -> Any:
-    from bert_keras.tasks.study.approaches import run_approaches
+    from bert_keras.tasks.study.approaches import plan_approaches
 
-    return run_approaches(
+    return plan_approaches(
         args.ablation,
         checkpoint=args.checkpoint,
         settings=given_settings(args, Hparams),
@@ -166,30 +201,31 @@ def _add_probe(parser: argparse.ArgumentParser) -> None:
         help="pos, chunk or entities with a folder of CoNLL-2003's files; sst2 or cola with GLUE's",
     )
     add("--checkpoint", **PATH, required=True, help=CHECKPOINT_HELP)
-    add("--output", **PATH, required=True, help="folder for the results, new or empty")
+    _add_output(parser, "folder for the results, new or empty")
     add_flags(parser, ProbeOptions)
 
 
 def _run_probe(args: argparse.Namespace) -> None:
     start(deterministic=True)
-    from bert_keras.tasks.study.probe import run_probes, tables
+    from bert_keras.tasks.study.probe import plan_probes, tables
 
-    results = run_probes(
+    study = plan_probes(
         _pairs("--data", args.data),
         checkpoint=args.checkpoint,
         output=args.output,
         log=say,
         **given_settings(args, ProbeOptions),
     )
-    _print(tables(results))
-    print(f"the results are in {args.output}")
+    if (results := _ran(study, args)) is not None:
+        _print(tables(results))
+        print(f"the results are in {args.output}")
 
 
 def _add_protocol(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_task(parser, holds_out=False)
     add("--checkpoint", **PATH, required=True, help=CHECKPOINT_HELP)
-    add("--output", **PATH, required=True, help=OUTPUT_HELP)
+    _add_output(parser)
     add_flags(parser, ProtocolOptions)
     add_strategy(parser)
     add_feature_cache(parser)
@@ -199,11 +235,11 @@ def _add_protocol(parser: argparse.ArgumentParser) -> None:
 
 def _run_protocol(args: argparse.Namespace) -> None:
     start_strategy(args.strategy)
-    from bert_keras.tasks.study.protocol import run_protocol
+    from bert_keras.tasks.study.protocol import plan_protocol
     from bert_keras.tasks.study.report import summary_tables
 
     task, hparams = open_given_task(args, holds_out=False)
-    summary = run_protocol(
+    study = plan_protocol(
         task,
         checkpoint=args.checkpoint,
         output=args.output,
@@ -214,8 +250,9 @@ def _run_protocol(args: argparse.Namespace) -> None:
         log=say,
         **given_settings(args, ProtocolOptions),
     )
-    _print(summary_tables([summary], title=f"{task.name}: {args.output}"))
-    print(f"the best run is in {summary.best.path}")
+    for summary in _ran(study, args) or ():
+        _print(summary_tables([summary], title=f"{task.name}: {args.output}"))
+        print(f"the best run is in {summary.best.path}")
 
 
 def _add_glue(parser: argparse.ArgumentParser) -> None:
@@ -223,7 +260,7 @@ def _add_glue(parser: argparse.ArgumentParser) -> None:
     add("--tasks", **SEVERAL, help="tasks to train on (default: all nine)")
     add("--data", **PATH, help="folder with GLUE's folders (default: TensorFlow Datasets downloads them)")
     add("--checkpoint", **PATH, required=True, help=CHECKPOINT_HELP)
-    add("--output", **PATH, required=True, help=OUTPUT_HELP)
+    _add_output(parser)
     add_flags(parser, ProtocolOptions)
     add_strategy(parser)
     add_flags(parser, Hparams, without=("learning_rate", "dev_fraction", "feature_layers", *OF_FEATURES))
@@ -233,10 +270,11 @@ def _add_glue(parser: argparse.ArgumentParser) -> None:
 
 def _run_glue(args: argparse.Namespace) -> None:
     start_strategy(args.strategy)
-    from bert_keras.tasks.study.protocol import glue_score, run_glue
+    from bert_keras.tasks.metrics import percent
+    from bert_keras.tasks.study.glue import glue_score, plan_glue
     from bert_keras.tasks.study.report import summary_tables
 
-    summaries = run_glue(
+    study = plan_glue(
         args.tasks or SCORED,
         data=args.data,
         checkpoint=args.checkpoint,
@@ -247,10 +285,11 @@ def _run_glue(args: argparse.Namespace) -> None:
         log=say,
         **given_settings(args, ProtocolOptions, ClassifierOptions, GlueOptions),
     )
-    _print(summary_tables(summaries, title="GLUE"))
-    score = glue_score(summaries)
-    print(f"GLUE score on dev: {score:.4f}, the mean of {len(summaries)} of {len(SCORED)} tasks")
-    print(f"the runs are in {args.output}")
+    if summaries := _ran(study, args):
+        _print(summary_tables(summaries, title="GLUE"))
+        score = percent(glue_score(summaries))
+        print(f"GLUE score on dev: {score}, the mean of {len(summaries)} of {len(SCORED)} tasks")
+        print(f"the runs are in {args.output}")
 
 
 COMMANDS = {

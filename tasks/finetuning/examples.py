@@ -56,16 +56,22 @@ def read_examples(task: Task, preprocess: Preprocessor, hparams: Hparams, dev_sp
     else:
         raise BertKerasError("dev_split and dev_fraction were given; give one of them.")
     draw = hparams.seed if hparams.data_seed is None else hparams.data_seed
-    train = take_examples(everything, count=hparams.max_examples, seed=draw)
-    counts = cardinality(train), cardinality(dev)
+    train, measured = take_examples(everything, count=hparams.max_examples, seed=draw), dev_part(dev, hparams)
+    counts = cardinality(train), cardinality(measured)
     fingerprint = {
         TRAIN: [counts[0], digest_of_examples(everything)],
         DEV: [counts[1], digest_of_examples(dev)],
     }
+    dev = measured
     for split, some in (("train", train), (dev_split, dev)):
         check_labelled(task, preprocess, some, split)
         task.check(preprocess, some)
     return Examples(train, dev, *counts, fingerprint)
+
+
+def dev_part(dev: tf.data.Dataset, hparams: Hparams) -> tf.data.Dataset:
+    """The examples of a dev split that `max_dev_examples` draws: the same for all seeds, so that their runs compare."""
+    return take_examples(dev, count=hparams.max_dev_examples, seed=Hparams.seed)
 
 
 def check_fits(task: Task, config: BertConfig, tokenizer: Tokenizer, hparams: Hparams) -> None:

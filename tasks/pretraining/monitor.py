@@ -24,7 +24,8 @@ from bert_keras.tasks.training.plan import Monitor
 from bert_keras.tasks.training.saver import check_loss, steps_done
 
 CURVES, SNAPSHOTS = "curves.png", "snapshots"
-HELD_OUT_LOSS = "held_out_loss"
+HELD_OUT, HELD_OUT_LOSS = "held_out_", "held_out_loss"
+DRAWN_EVERY = 30.0  # least seconds between two drawings of the curves
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -66,6 +67,8 @@ class PretrainingMonitor(Monitor):
         self._phase = 0
         self._since = time.monotonic()
         self._before = 0.0  # seconds since the last log, in the run that is resumed
+        self._drawn = time.monotonic()
+        self._baselines: dict[int, dict[str, float]] = {}  # by phase
 
     def begin(self, stage: int, step: int) -> None:
         self._phase, self.step = stage, step
@@ -107,6 +110,8 @@ class PretrainingMonitor(Monitor):
             if held_out is not None and evaluates:
                 self._evaluate(held_out)
             self.model.reset_metrics()
+            if time.monotonic() - self._drawn > DRAWN_EVERY:
+                self._draw()
             self._since = time.monotonic()
         if self.step in self._inputs.snapshots:
             self._inputs.save(self._path / SNAPSHOTS / str(self.step))
@@ -143,16 +148,29 @@ class PretrainingMonitor(Monitor):
         listed = ", ".join(f"{name} {value:.4f}" for name, value in measures.items())
         self._log_line(f"step {self.step:,}, held out: {listed}")
 
+    def _draw(self) -> None:
+        draw_curves(self.history, self._path / CURVES, baselines=self._last_baselines())
+        self._drawn = time.monotonic()
+
+    def _last_baselines(self) -> dict[str, float]:
+        """Of the last phase that was evaluated; {} for none."""
+        evaluated = [i for i in range(self._phase + 1) if self._inputs.held_out[i] is not None]
+        if not evaluated:
+            return {}
+        phase = evaluated[-1]
+        if phase not in self._baselines:
+            batches: Any = self._inputs.held_out[phase]
+            self._baselines[phase] = majority_baselines(batches, self._inputs.objectives[phase])
+        return self._baselines[phase]
+
     def results(self) -> Mapping[str, Any]:
         inputs = self._inputs
         inputs.save(self._path)
-        phases = zip(inputs.held_out, inputs.objectives, strict=True)
-        evaluated = [(batches, objectives) for batches, objectives in phases if batches is not None]
-        draw_curves(self.history, self._path / CURVES)
+        self._phase = len(inputs.held_out) - 1  # a resumed run may have had no step left
+        self._draw()
         return {
             "measures": dict(itertools.chain.from_iterable(row.items() for row in self.history)),
-            # Of the last phase with held-out instances.
-            "majority_baselines": majority_baselines(*evaluated[-1]) if evaluated else {},
+            "majority_baselines": self._last_baselines(),
             "stopped_early": {"step": self.step} if self.stopped else None,
             "history": self.history,
             **inputs.about,
@@ -161,32 +179,82 @@ class PretrainingMonitor(Monitor):
 
 
 def majority_baselines(batches: Iterable[Any], objectives: Sequence[Objective]) -> dict[str, float]:
-    """The accuracy of predicting the most frequent label for all, for every objective with this baseline."""
+    """The measures of answers that read no text, for every objective that has them.
+
+    The accuracy of predicting the most frequent label for all; and where an objective measures perplexity, that of the
+    frequencies of these labels: no unigram model of them is better.
+    """
     labels, weights = zip(*((labels, weights) for _, labels, weights in batches), strict=True)
 
     def joined(parts: Iterable[Mapping[str, tf.Tensor]], name: str) -> np.ndarray:
         return np.concatenate([part[name].numpy().ravel() for part in parts])
 
-    found = {
-        one.name: one.baseline(joined(labels, one.name), joined(weights, one.name)) for one in objectives
-    }
-    return {f"{name}_accuracy": value for name, value in found.items() if value is not None}
+    found = dict[str, float]()
+    for one in objectives:
+        own, counted = joined(labels, one.name), joined(weights, one.name)
+        if (accuracy := one.baseline(own, counted)) is not None:
+            found[f"{one.name}_accuracy"] = accuracy
+        if one.perplexity and np.any(counted > 0):
+            _, counts = np.unique(own[counted > 0], return_counts=True)
+            rates = counts / counts.sum()
+            found[f"{one.name}_perplexity"] = float(np.exp(-np.sum(rates * np.log(rates))))
+    return found
 
 
-def draw_curves(history: Sequence[Mapping[str, float]], path: pathlib.Path) -> None:
-    """Plots the losses and accuracies of training and held-out instances over the steps."""
+def against_baselines(measures: Mapping[str, float | None], baselines: Mapping[str, float]) -> list[str]:
+    """A line for each objective with a baseline: whether it learned more from held-out text than an answer that reads none."""
+    if not baselines:
+        return ["nothing was held out, so nothing says whether it beats unigrams: give --held-out 0.02"]
+    lines = []
+    for name in dict.fromkeys(one.rpartition("_")[0] for one in baselines):
+        kind = "perplexity" if f"{name}_perplexity" in baselines else "accuracy"
+        value, trivial = measures.get(f"{HELD_OUT}{name}_{kind}"), baselines[f"{name}_{kind}"]
+        if value is None:
+            continue
+        better = value < trivial if kind == "perplexity" else value > trivial
+        by = "unigrams" if kind == "perplexity" else "the most frequent label"
+        shown = (
+            f"{value:.1f} against {trivial:.1f}"
+            if kind == "perplexity"
+            else f"{value:.1%} against {trivial:.1%}"
+        )
+        verb = "beats" if better else "does not beat"
+        lines.append(f"on held-out text, {name} {verb} {by}: {kind} {shown}")
+    return lines[::-1]  # the masked LM is the last
+
+
+def draw_curves(
+    history: Sequence[Mapping[str, float]], path: pathlib.Path, *, baselines: Mapping[str, float]
+) -> None:
+    """Plots losses and accuracies over the steps: lines for training, dots for held-out instances, dotted lines for baselines.
+
+    baselines: of `majority_baselines`; a perplexity is drawn as its logarithm, a loss
+    """
     from matplotlib.figure import Figure  # slow to import
 
+    trivial = dict(baselines)
+    for name, value in baselines.items():
+        if name.endswith("_perplexity"):
+            trivial[f"{name.removesuffix('_perplexity')}_loss"] = math.log(value)
     figure = Figure(figsize=(10, 4), layout="constrained")
     measures = dict.fromkeys(itertools.chain(*history))
     for axes, title in zip(figure.subplots(1, 2), ("loss", "accuracy"), strict=True):
-        for name in (name for name in measures if name.endswith(f"_{title}")):
+        names = [name for name in measures if name.endswith(f"_{title}")]
+        objectives = [*dict.fromkeys(name.removeprefix(HELD_OUT) for name in names)]
+        for name in names:
             rows = [(row["step"], row[name]) for row in history if row.get(name) is not None]
             steps, values = zip(*rows, strict=True) if rows else ((), ())
-            style = "o--" if name.startswith("held_out_") else "-"
-            axes.plot(steps, values, style, markersize=3, label=name)
+            held, own = name.startswith(HELD_OUT), name.removeprefix(HELD_OUT)
+            about = {"color": f"C{objectives.index(own)}", "markersize": 4}
+            part = "held out" if held else "training"
+            axes.plot(steps, values, "o--" if held else "-", **about, label=f"{own}, {part}")
+        for own in objectives:
+            if own in trivial:
+                about = {"color": f"C{objectives.index(own)}", "linestyle": ":"}
+                axes.axhline(trivial[own], **about, label=f"{own}, without reading")
         axes.set(xlabel="step", title=title)
+        axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
+        axes.legend(fontsize="x-small")
     with atomic_file(path) as temporary:
         figure.savefig(temporary, dpi=120, format=path.suffix[1:])

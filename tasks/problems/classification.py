@@ -100,6 +100,7 @@ class TextClassification(Task):
     options = (*names_of(ClassifierOptions), *names_of(ColumnOptions), *names_of(MeasureOptions))
     head = "classifier"
     architectures = ("ForSequenceClassification",)
+    adjustable = ("logits",)
     options = (*names_of(ClassifierOptions), *names_of(ColumnOptions))
     kinds = {
         "name": one_of(glue.NAMES),
@@ -297,7 +298,8 @@ class TextClassification(Task):
         if self.doc_stride is not None:
             count = tf.size(raw[self.text[0]])
             outputs = tf.math.unsorted_segment_mean(outputs, features[EXAMPLE_INDEX], count)
-        return self.decode_features(outputs)
+        logits = {"logits": outputs} if "logits" in self.asked else {}
+        return self.decode_features(outputs) | logits
 
     def decode_features(self, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
         return self.type.decode(outputs, self.label_names)
@@ -342,12 +344,14 @@ class TextClassification(Task):
         return record
 
     def show(self, example: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, str]:
-        """The texts, and the score, the labels, or the label with its probability."""
+        """The texts, and the score, the labels, or the label with its probability; and the logits that are asked for."""
+        logits = {name: metrics.cell(record[name]) for name in ("logits",) if name in record}
         if self.label_type == "score":
-            return {**example, SCORE: f"{record[SCORE]:.2f}"}
+            return {**example, SCORE: f"{record[SCORE]:.2f}"} | logits
         if self.label_type == "multi":
-            return {**example, LABELS: ", ".join(record[LABELS])}
-        return {**example, LABEL: record[LABEL], "probability": f"{max(record[PROBABILITIES]):.4f}"}
+            return {**example, LABELS: ", ".join(record[LABELS])} | logits
+        probability = f"{max(record[PROBABILITIES]):.4f}"
+        return {**example, LABEL: record[LABEL], "probability": probability} | logits
 
     def report(self, predictions: Arrays, raw: Arrays) -> Iterator[Table]:
         """The scores of each label; of classes, the confusion matrix and the most confident errors; of scores, the largest."""

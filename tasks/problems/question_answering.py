@@ -10,7 +10,7 @@ import copy
 import json
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -39,22 +39,23 @@ from bert_keras.tasks.data.sources import Source, split_file
 from bert_keras.tasks.data.squad import ANSWER_END, ANSWER_START, ANSWERS, CONTEXT, QUESTION, VERSIONS
 from bert_keras.tasks.metrics import ERRORS_SHOWN, Table, most_confident, plain
 from bert_keras.tasks.options import TASK_DEFAULTS, SquadOptions
+from bert_keras.tasks.problems.answer_spans import (
+    NBEST,
+    NBEST_SCORES,
+    NULL_SCORE,
+    OFFSETS,
+    START_BYTE,
+    answer_or_none,
+    best_answer,
+    best_spans,
+    list_nbest,
+)
 from bert_keras.tasks.task import Arrays, Features, Raw, Task
-from bert_keras.text.characters import to_characters
 from bert_keras.text.preprocessing import Preprocessor
 
 # The logit of padding: its softmax is 0 in float32, so no answer depends on the padding of its batch. Unlike an infinity, it
 # stays a number in means, in losses and in JSON.
 PADDING_LOGIT = -1e4
-# The answer's characters and bytes in the context, the end exclusive.
-OFFSETS = ("start", "end", "start_byte", "end_byte")
-START_BYTE, END_BYTE = OFFSETS[2:]
-# The n best: answers, probabilities and OFFSETS.
-NBEST = (
-    *("nbest_answers", "nbest_probabilities", "nbest_character_starts", "nbest_character_ends"),
-    *("nbest_starts", "nbest_ends"),
-)
-NO_SPAN = -1e9  # the score of an illegal span: far below any sum of two logits
 SHOWN = 40  # characters of context on each side of an answer
 
 
@@ -67,8 +68,9 @@ class QuestionAnswering(Task):
     max_answer_length: longest answer in tokens
     n_best: the number of answers that `decode` returns for each question
     answer_language: that of the answers, for the measures, as `metrics.normalize_answer` takes it
+    asked: with "logits", `decode` gives NBEST_SCORES float32 [B, N] and for SQuAD 2.0 NULL_SCORE float32 [B] too
     tau: in SQuAD 2.0, the best span answers a question where its score exceeds the null score + tau; Google's
-        null_score_diff_threshold is -tau
+        null_score_diff_threshold and the official scorer's thresholds are -tau
 
     Raises BertKerasError for an unknown name, or a setting outside the bounds of SquadOptions.
     """
@@ -103,6 +105,7 @@ class QuestionAnswering(Task):
         self.name, self.source, self.tau = name, source, tau
         self.version, self.defaults = VERSIONS[name], TASK_DEFAULTS[name]
         self.calibrated = ("tau",) if self.version.unanswerable else ()
+        self.adjustable = ("answer_language", "n_best", "logits", *self.calibrated)
         self.official = ("answer", "null_odds") if self.version.unanswerable else ("answer",)
         self.doc_stride, self.max_query_length = doc_stride, max_query_length
         self.max_answer_length, self.n_best, self.answer_language = max_answer_length, n_best, answer_language
@@ -229,7 +232,9 @@ class QuestionAnswering(Task):
                 outputs[:, 0, 0] + outputs[:, 1, 0], features[EXAMPLE_INDEX], count
             )
         nbest = list_nbest(spans, context, null_scores)
-        return self._answered(nbest) | nbest
+        logits = {NBEST_SCORES: spans.scores, NULL_SCORE: null_scores} if "logits" in self.asked else {}
+        known = {name: value for name, value in logits.items() if value is not None}
+        return self._answered(nbest) | nbest | known
 
     def _answered(self, nbest: Mapping[str, Any]) -> dict[str, tf.Tensor]:
         return answer_or_none(nbest, tau=self.tau) if self.version.unanswerable else best_answer(nbest)
@@ -238,8 +243,8 @@ class QuestionAnswering(Task):
         """Yields exact_match and f1 in percent; for SQuAD 2.0 also the other figures of its official scorer.
 
         HasAns_*, NoAns_*: the measures of the questions with and without an answer
-        best_exact, best_f1: the measures at the best threshold of `null_odds`, which has the sign of null_score_diff_threshold
-        best_exact_thresh, best_f1_thresh: that threshold
+        best_exact, best_f1: the measures at the best tau
+        best_exact_tau, best_f1_tau: that tau, which the official scorer gives with the other sign as best_exact_thresh
         """
         scores = self._scores(predictions["answer"], raw)
         for name, values in scores.items():
@@ -255,7 +260,7 @@ class QuestionAnswering(Task):
         for name, values in self._scores(predictions["nbest_answers"][:, 0], raw).items():
             best, threshold = metrics.best_threshold(values, ~has_answer, predictions["null_odds"])
             yield f"best_{short[name]}", 100 * best
-            yield f"best_{short[name]}_thresh", threshold
+            yield f"best_{short[name]}_tau", 0.0 - threshold  # -threshold would be -0.0
 
     def degenerate(self, predictions: Arrays, raw: Arrays) -> str | None:
         """One answer for nearly all questions, or an F1 no better than that of no answer at all, which is 0 for SQuAD 1.1."""
@@ -289,39 +294,50 @@ class QuestionAnswering(Task):
         f1 = self._scores(predictions["nbest_answers"][:, 0], raw)["f1"]
         _, threshold = metrics.best_threshold(f1, ~_find_answerable(raw), predictions["null_odds"])
         task = copy.copy(self)
-        task.tau = -threshold
+        task.tau = 0.0 - threshold
         answers = {name: value.numpy() for name, value in task._answered(predictions).items()}
         return task, {**predictions, **answers}
+
+    def tau_curve(self, predictions: Arrays, raw: Arrays) -> tuple[np.ndarray, np.ndarray]:
+        """The taus at which another question is answered, rising, and F1 at each, 0 to 1; for SQuAD 2.0."""
+        f1 = self._scores(predictions["nbest_answers"][:, 0], raw)["f1"]
+        thresholds, means = metrics.threshold_means(f1, ~_find_answerable(raw), predictions["null_odds"])
+        return 0.0 - thresholds[::-1], means[::-1]
 
     def record(self, decoded: Arrays) -> dict[str, Any]:
         """{"answer", "score", OFFSETS, "nbest": [{"answer", "probability", OFFSETS}, ...]}.
 
-        SQuAD 2.0 adds "no_answer_probability" and "null_odds".
+        SQuAD 2.0 adds "no_answer_probability" and "null_odds"; logits that are asked for are "score" of each of the n best
+        and "null_score".
         """
         columns = ["answer", "score", *OFFSETS]
         columns += ["no_answer_probability", "null_odds"] if self.version.unanswerable else []
+        columns += [NULL_SCORE] if NULL_SCORE in decoded else []
         found = {name: plain(decoded[name]) for name in columns}
         names = dict(zip(("answer", "probability", *OFFSETS), NBEST, strict=True))
+        names |= {"score": NBEST_SCORES} if NBEST_SCORES in decoded else {}
         spans = zip(*(plain(decoded[column]) for column in names.values()), strict=True)
         nbest = [dict(zip(names, span, strict=True)) for span in spans]
         return found | {"nbest": [span for span in nbest if span["start"] >= 0]}
 
     def show(self, example: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, str]:
-        """The question, the answer in brackets with the context around it, and its probability."""
+        """The question, the answer in brackets with the context around it, and its probability; what is asked for follows."""
         start, end = record["start"], record["end"]
         if start < 0:
-            probability = record.get("no_answer_probability", 1.0)
-            return {QUESTION: example[QUESTION], "answer": "(none)", "probability": f"{probability:.4f}"}
-        context = example[CONTEXT]
-        parts = (context[:start], context[start:end], context[end:])
-        before, answer, after = (" ".join(part.split("\n")) for part in parts)
-        before = f"… {before[-SHOWN:]}" if len(before) > SHOWN else before
-        after = f"{after[:SHOWN]} …" if len(after) > SHOWN else after
-        return {
-            QUESTION: example[QUESTION],
-            "answer": f"{before}[{answer}]{after}",
-            "probability": f"{record['nbest'][0]['probability']:.4f}",
-        }
+            shown, probability = "(none)", record.get("no_answer_probability", 1.0)
+        else:
+            context = example[CONTEXT]
+            parts = (context[:start], context[start:end], context[end:])
+            before, answer, after = (" ".join(part.split("\n")) for part in parts)
+            before = f"… {before[-SHOWN:]}" if len(before) > SHOWN else before
+            after = f"{after[:SHOWN]} …" if len(after) > SHOWN else after
+            shown, probability = f"{before}[{answer}]{after}", record["nbest"][0]["probability"]
+        cells = {QUESTION: example[QUESTION], "answer": shown, "probability": f"{probability:.4f}"}
+        if {"n_best", "logits"} & self.asked:
+            cells["n best"] = "\n".join(map(_shown, record["nbest"]))
+        if NULL_SCORE in record:
+            cells["null score"] = f"{record[NULL_SCORE]:z.2f}"
+        return cells
 
     def report(self, predictions: Arrays, raw: Arrays) -> Iterator[Table]:
         """Measures by answerability or by the first word of the question, and the most confident errors."""
@@ -352,95 +368,15 @@ class QuestionAnswering(Task):
         yield Table("most confident errors", (QUESTION, "gold", "predicted", "probability"), errors)
 
 
+def _shown(span: Mapping[str, Any]) -> str:
+    """One of the n best answers, with its probability, and its logits where they are asked for."""
+    score = f" ({span['score']:z.2f})" if "score" in span else ""
+    return f"{span['answer']} {span['probability']:.4f}{score}"
+
+
 def _find_answerable(raw: Arrays) -> np.ndarray:
     return np.array([bool(json.loads(answers)) for answers in raw[ANSWERS]], bool)
 
 
 def _first_word(question: bytes) -> str:
     return next(iter(plain(question).lower().split()), "").rstrip("?,.:;")
-
-
-# -----------------------------------------------------------------------------------------------------------
-# Spans, in graph. Source: google-research/bert run_squad.py; Devlin et al. 2019, sec. 4.3
-
-
-class Spans(NamedTuple):
-    """Spans of the contexts [B, N] by falling score: score float32, first byte and end byte int32."""
-
-    scores: tf.Tensor
-    starts: tf.Tensor
-    ends: tf.Tensor
-
-
-def best_spans(
-    outputs: tf.Tensor,
-    features: dict[str, tf.Tensor],
-    *,
-    count: tf.Tensor,
-    n_best: int,
-    max_answer_length: int,
-) -> Spans:
-    """The n_best best spans of each example, [B, N], from logits float32 [W, 2, S] of its windows.
-
-    A score is the sum of a start and an end logit. A legal span lies in the context, has at most `max_answer_length` tokens and
-    starts at a token with maximum context. Illegal spans score about NO_SPAN.
-    """
-    width, longest = tf.shape(outputs)[2], max_answer_length
-    starts = tf.where(features[MAX_CONTEXT] > 0, outputs[:, 0], NO_SPAN)
-    ends = tf.where(features[END_BYTES] >= 0, outputs[:, 1], NO_SPAN)
-    ends = tf.pad(ends, [[0, 0], [0, longest - 1]], constant_values=NO_SPAN)
-    reach = tf.range(width)[:, tf.newaxis] + tf.range(longest)  # [S, A]: the possible ends of each start
-    spans = starts[:, :, tf.newaxis] + tf.gather(ends, reach, axis=1)  # [W, S, A]
-    kept = tf.minimum(n_best, width * longest)
-    scores, flat = tf.math.top_k(tf.reshape(spans, [tf.shape(spans)[0], width * longest]), kept)
-    first = flat // longest
-    last = tf.minimum(first + flat % longest, width - 1)  # only illegal spans exceed the width
-
-    def by_example(values: tf.Tensor, default: Any) -> tf.Tensor:
-        """[W, kept] -> [B, at least N]."""
-        rows = tf.RaggedTensor.from_value_rowids(values, features[EXAMPLE_INDEX], nrows=count)
-        dense = rows.to_tensor(default)
-        dense = tf.reshape(dense, [count, tf.shape(dense)[1] * kept])
-        return tf.pad(dense, [[0, 0], [0, n_best]], constant_values=default)
-
-    scores, chosen = tf.math.top_k(by_example(scores, NO_SPAN), n_best)
-
-    def bytes_at(name: str, positions: tf.Tensor) -> tf.Tensor:
-        offsets = by_example(tf.gather(features[name], positions, batch_dims=1), -1)
-        return tf.gather(offsets, chosen, batch_dims=1)
-
-    return Spans(scores, bytes_at(START_BYTES, first), bytes_at(END_BYTES, last))
-
-
-def list_nbest(spans: Spans, context: tf.Tensor, null_scores: tf.Tensor | None) -> dict[str, tf.Tensor]:
-    """The n best answers [B, N] of `QuestionAnswering.decode`, and "null_odds" [B] where null_scores float32 [B] are given."""
-    found = spans.scores > NO_SPAN / 2
-    starts, ends = tf.where(found, spans.starts, -1), tf.where(found, spans.ends, -1)
-    ranked = [spans.scores] if null_scores is None else [spans.scores, null_scores[:, tf.newaxis]]
-    probabilities = tf.nn.softmax(tf.concat(ranked, axis=1))[:, : spans.scores.shape[1]]
-    answers = tf.strings.substr(context[:, tf.newaxis], tf.maximum(starts, 0), ends - starts)
-    characters = (to_characters(context, offsets) for offsets in (starts, ends))
-    columns = (answers, tf.where(found, probabilities, 0.0), *characters, starts, ends)
-    nbest = dict(zip(NBEST, columns, strict=True))
-    if null_scores is not None:
-        nbest["null_odds"] = tf.where(found[:, 0], null_scores - spans.scores[:, 0], -NO_SPAN)
-    return nbest
-
-
-def best_answer(nbest: Mapping[str, Any]) -> dict[str, tf.Tensor]:
-    """The first of the n best."""
-    return dict(zip(("answer", "score", *OFFSETS), (nbest[name][:, 0] for name in NBEST), strict=True))
-
-
-def answer_or_none(nbest: Mapping[str, Any], *, tau: float) -> dict[str, tf.Tensor]:
-    """The best answer where the null odds are under -tau; otherwise no answer: "" and -1."""
-    best, odds = best_answer(nbest), tf.convert_to_tensor(nbest["null_odds"])
-    # In float32 the middle of two odds could equal one of them.
-    answered = tf.cast(odds, tf.float64) < -tau
-    null_probability = 1 - tf.reduce_sum(nbest["nbest_probabilities"], axis=1)
-    return {
-        "answer": tf.where(answered, best["answer"], ""),
-        "score": tf.where(answered, best["score"], null_probability),
-        **{name: tf.where(answered, best[name], -1) for name in OFFSETS},
-        "no_answer_probability": tf.sigmoid(odds + tau),
-    }

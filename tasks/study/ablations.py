@@ -3,7 +3,7 @@
 In: a key of ABLATIONS, text, a tokenizer, the tasks' data. Out: a folder
 
     OUTPUT/<row>/pretraining/          a run of tasks/pretraining/pretrain.py, unless the row uses another row's weights
-    OUTPUT/<row>/<task>-<seed>/        runs of `finetune`
+    OUTPUT/<row>/<task>-<seed>/        runs of `finetune`; further pre-trainings add `-<number>` to both names
     OUTPUT/ablation.json               the fingerprint of the ablation
     OUTPUT/results.json, results.png   all measures; a plot with a dot for each run
 
@@ -14,10 +14,12 @@ import dataclasses
 import functools
 import itertools
 import pathlib
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bert_keras import checkpoints
+from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import checked_value
 from bert_keras.io import formats
@@ -36,10 +38,20 @@ from bert_keras.tasks.pretraining.model import unread_settings
 from bert_keras.tasks.pretraining.monitor import SNAPSHOTS
 from bert_keras.tasks.pretraining.pretrain import Pretraining, check_replicas, pretrain
 from bert_keras.tasks.pretraining.recipes import Recipe, recipe_named
-from bert_keras.tasks.study import grid
-from bert_keras.tasks.study.grid import Cell, Outcome
-from bert_keras.tasks.study.report import Comparison, compare, write_comparison
-from bert_keras.tasks.study.rows import ABLATIONS, FEATURE_LAYERS, FEATURES, SCALES, Row, Scale, check_once
+from bert_keras.tasks.study import grid, work
+from bert_keras.tasks.study.comparison import Comparison, compare, write_comparison
+from bert_keras.tasks.study.grid import Cell, Outcome, Study
+from bert_keras.tasks.study.rows import (
+    ABLATIONS,
+    CONTROL,
+    FEATURE_LAYERS,
+    FEATURES,
+    SCALES,
+    Row,
+    Scale,
+    check_once,
+    chosen_rows,
+)
 from bert_keras.tasks.task import Task
 from bert_keras.tasks.training.loop import RESULTS_FILE
 from bert_keras.text.tokenizer import Tokenizer
@@ -55,7 +67,11 @@ FIRST_SEED = 1
 class _Pretrained:
     """An ablation with pre-training that is ready to run.
 
+    table: the rows that have figures and pre-trainings; rows: those to fine-tune
     recipes: of each row's pre-training, by the row's name
+    given: the settings of fine-tuning that override those of the scale
+    seeds: of each fine-tuning
+    pretrainings: of each row, from the recipe's seed on
     how: arguments for every training: strategy_name, verbose, log
     """
 
@@ -64,10 +80,13 @@ class _Pretrained:
     tokenizer: Tokenizer
     held_out: float
     scale: Scale
+    table: Sequence[Row]
     rows: Sequence[Row]
     recipes: Mapping[str, Recipe]
     tasks: Mapping[str, Task]
-    restarts: int
+    given: Mapping[str, Any]
+    seeds: Sequence[int]
+    pretrainings: int
     how: Mapping[str, Any]
 
     def check(self) -> None:
@@ -75,10 +94,18 @@ class _Pretrained:
         for recipe in self.recipes.values():
             check_replicas(recipe.hparams, strategy(self.how["strategy_name"]))
         for row, (name, task) in itertools.product(self.rows, self.tasks.items()):
-            made = self.recipes[row.name].config(vocab_size=self.tokenizer.vocab_size)
-            config, hparams = dataclasses.replace(made, **row.finetuned), self.hparams(name, FIRST_SEED)
+            config, hparams = self._config(row), self.hparams(name, self.seeds[0])
             check_fits(task, config, self.tokenizer, hparams)
             check_feature_based(task, config, hparams, keep_head=False, feature_cache=None)
+
+    def _config(self, row: Row) -> BertConfig:
+        """The configuration of a row's fine-tuning."""
+        made = self._recipe(row).config(vocab_size=self.tokenizer.vocab_size)
+        return dataclasses.replace(made, **row.finetuned)
+
+    def _recipe(self, row: Row) -> Recipe:
+        """The recipe of the pre-training whose weights a row uses."""
+        return self.recipes[row.weights or row.name]
 
     def fingerprint(self) -> dict[str, Any]:
         """Everything that decides the results, besides the arguments of `run_ablation` that name them."""
@@ -88,71 +115,90 @@ class _Pretrained:
             "lower_case": self.tokenizer.lower_case,
             "strategy": self.how["strategy_name"],
             "data": {
-                name: grid.fingerprint_of_data(task, self.tokenizer, self.hparams(name, FIRST_SEED))
+                name: grid.fingerprint_of_data(task, self.tokenizer, self.hparams(name, self.seeds[0]))
                 for name, task in self.tasks.items()
             },
-            "finetuning": dict(self.scale.finetuning),
+            "finetuning": {**self.scale.finetuning, **self.given},
             "features": dict(self.scale.features),
             "options": {task: dict(given) for task, given in self.scale.options.items()},
             **{f"recipe of {row}": recipe.all_settings for row, recipe in self.recipes.items()},
             "tasks": list(self.tasks),
-            "restarts": self.restarts,
+            "rows": [row.name for row in self.rows],
+            "restarts": len(self.seeds),
+            "pretrainings": self.pretrainings,
         }
 
     def cells(self) -> Iterator[Cell]:
-        """All pre-trainings, then the restarts of each row on each task."""
-        for row in self.rows:
-            if row.weights is None:
+        """All pre-trainings, then the restarts of each row on each task from each of its pre-trainings."""
+        numbers, several = range(1, self.pretrainings + 1), self.pretrainings > 1
+        used = {row.weights or row.name for row in self.rows}
+        for row, number in itertools.product(self.table, numbers):
+            if row.weights is None and row.name in used:
+                recipe = self._recipe(row)
                 yield Cell(
-                    name=f"{row.name}: pre-training",
-                    path=self._pretraining(row),
-                    train=functools.partial(self._pretrain, row),
+                    name=f"{row.name}: pre-training"
+                    + (f", seed {recipe.hparams.seed + number - 1}" if several else ""),
+                    path=self._pretraining(row, number),
+                    train=functools.partial(self._pretrain, row, number),
+                    work=functools.partial(work.of_pretraining, recipe, vocab_size=self.tokenizer.vocab_size),
                 )
-        seeds = range(FIRST_SEED, FIRST_SEED + self.restarts)
-        for row, task, seed in itertools.product(self.rows, self.tasks, seeds):
+        for row, task, number, seed in itertools.product(self.rows, self.tasks, numbers, self.seeds):
+            if row.share == 0 and number > 1:  # random weights have no pre-training to repeat
+                continue
+            of = {"pretraining": number} if several and row.share else {}
+            hparams = self.hparams(task, seed)
             yield Cell(
-                name=f"{row.name}: {task}, seed {seed}",
-                path=self.output / _slug(row.name) / f"{task}-{seed}",
+                name=f"{row.name}: {task}, seed {seed}" + (f", pre-training {number}" if of else ""),
+                path=self.output / _slug(row.name) / f"{task}-{seed}{_suffix(number)}",
                 task=task,
-                place={"row": row.name, "seed": seed},
-                train=functools.partial(self._finetune, row, task, seed),
+                place={"row": row.name, "seed": seed, **of},
+                train=functools.partial(self._finetune, row, task, seed, number),
+                work=functools.partial(
+                    work.of_finetuning, self.tasks[task], self._config(row), self.tokenizer, hparams
+                ),
             )
 
-    def _pretraining(self, row: Row) -> pathlib.Path:
+    def _pretraining(self, row: Row, number: int) -> pathlib.Path:
         """The folder of the pre-training whose weights a row uses."""
-        return self.output / _slug(row.weights or row.name) / "pretraining"
+        return self.output / _slug(row.weights or row.name) / f"pretraining{_suffix(number)}"
 
-    def _weights(self, row: Row) -> pathlib.Path:
-        """The folder of the weights from which a row is fine-tuned."""
-        folder = self._pretraining(row)
-        return folder if row.share == 1 else folder / SNAPSHOTS / str(self._snapshot(row))
+    def _weights(self, row: Row, number: int) -> pathlib.Path:
+        """The folder of the weights from which a row is fine-tuned; those of random weights say its sizes."""
+        folder = self._pretraining(row, number)
+        return folder / SNAPSHOTS / str(self._snapshot(row)) if 0 < row.share < 1 else folder
 
     def _snapshot(self, row: Row) -> int:
-        return round(row.share * self.recipes[row.weights or row.name].hparams.steps)
+        return round(row.share * self._recipe(row).hparams.steps)
 
     def hparams(self, task: str, seed: int) -> Hparams:
         """The settings of a run. Restarts on features learn from the same examples, whose vectors are computed once."""
-        given = {**self.scale.finetuning, "seed": seed}
+        given = {**self.scale.finetuning, **self.given, "seed": seed}
         if task.endswith(FEATURES):
             given |= {"feature_layers": FEATURE_LAYERS, "learning_rate": FEATURE_RATE, **self.scale.features}
-            given |= {"data_seed": FIRST_SEED} if given.get("max_examples") is not None else {}
+            given |= {"data_seed": self.seeds[0]} if given.get("max_examples") is not None else {}
         return hparams_of(self.tasks[task].defaults, given)
 
-    def _pretrain(self, row: Row, *, output: pathlib.Path) -> None:
+    def _pretrain(self, row: Row, number: int, *, output: pathlib.Path) -> None:
+        recipe = self.recipes[row.name]
+        recipe = recipe if number == 1 else recipe.changed(seed=recipe.hparams.seed + number - 1)
+        cuts = [one for one in self.rows if one.weights == row.name and 0 < one.share < 1]
         settings = Pretraining(
             documents=self.documents,
             tokenizer=self.tokenizer,
             held_out=self.held_out,
-            recipe=self.recipes[row.name],
-            snapshots=[self._snapshot(one) for one in self.rows if one.weights == row.name and one.share < 1],
+            recipe=recipe,
+            snapshots=[self._snapshot(one) for one in cuts],
             strategy_name=self.how["strategy_name"],
         )
         pretrain(settings, output, verbose=self.how["verbose"], log=self.how["log"])
 
-    def _finetune(self, row: Row, name: str, seed: int, *, output: pathlib.Path) -> None:
-        source = checkpoints.read(self._weights(row))
+    def _finetune(self, row: Row, name: str, seed: int, number: int, *, output: pathlib.Path) -> None:
+        source, cache = checkpoints.read(self._weights(row, number)), None
         start = dataclasses.replace(source, config=dataclasses.replace(source.config, **row.finetuned))
-        cache = output.parent / f"vectors-{name}" if name.endswith(FEATURES) else None
+        if row.share == 0:
+            start = dataclasses.replace(start, tensors={})
+        elif name.endswith(FEATURES):  # each seed has other random weights, which share no vectors
+            cache = output.parent / f"vectors-{name}{_suffix(number)}"
         how = {"hparams": self.hparams(name, seed), "feature_cache": cache, **self.how}
         finetune(self.tasks[name], checkpoint=start, output=output, **how)
 
@@ -166,9 +212,64 @@ class _Pretrained:
                 )
             yield ran
 
-    def perplexities(self) -> dict[str, float | None]:
-        """Row -> the perplexity of the held-out text at the end of its pre-training; None for a snapshot."""
-        return {row.name: _perplexity(self._weights(row) / RESULTS_FILE) for row in self.rows}
+    def perplexities(self) -> dict[str, dict[str, float | None]]:
+        """Objective -> row -> the perplexity of the held-out text at the end of its pre-training; None for a snapshot.
+
+        With several pre-trainings, their mean. Perplexities of different objectives, or masks, do not compare.
+        """
+        found = dict[str, dict[str, float | None]]()
+        for row in self.rows:
+            if row.share:
+                numbers = range(1, self.pretrainings + 1)
+                ends = [_perplexity(self._weights(row, number) / RESULTS_FILE) for number in numbers]
+                known = [value for value in ends if value is not None]
+                mean = statistics.fmean(known) if known else None
+                found.setdefault(_objective(self._recipe(row)), {})[row.name] = mean
+        return found
+
+    def run(
+        self,
+        name: str,
+        cells: Sequence[Cell],
+        folder: Folder,
+        fingerprint: Mapping[str, Any],
+        workers: Workers,
+    ) -> Comparison:
+        """Runs the cells and writes the files of this module."""
+        with workers.writing(folder.begin(fingerprint, reopen=True)):
+            outcomes = [*self.outcomes(cells, workers=workers)]
+            of_rows = workers.from_chief(self.perplexities)
+            baselines = {
+                task: grid.baseline(
+                    one, self.hparams(task, self.seeds[0]), measure=ABLATIONS[name].measures.get(task)
+                )
+                for task, one in self.tasks.items()
+            }
+            about = {"baselines": baselines, "perplexities": of_rows, "covers": self._covers}
+            found = compared(name, [row.name for row in self.table], self.tasks, outcomes, **about)
+            if workers.chief:
+                write_comparison(found, folder.path)
+        return found
+
+    @property
+    def _covers(self) -> str:
+        if self.pretrainings > 1:
+            return f"the error is that of {self.pretrainings} pre-trainings of each row"
+        return "each row has one pre-training: the error covers the seeds of fine-tuning only"
+
+
+def _suffix(number: int) -> str:
+    """The end of the names of a row's second and further pre-trainings, and of their runs."""
+    return "" if number == 1 else f"-{number}"
+
+
+def _objective(recipe: Recipe) -> str:
+    """The tokens that a perplexity is of: they differ between objectives and between masks."""
+    if "left_to_right" in recipe.objectives:
+        return "left to right"
+    masking = recipe.masking()
+    rates = "/".join(f"{100 * rate:.0f}" for rate in (masking.hide, masking.keep, masking.replace))
+    return f"masked LM, {masking.share:.0%}, {rates}"
 
 
 def _slug(name: str) -> str:
@@ -183,7 +284,7 @@ def _perplexity(file: pathlib.Path) -> float | None:
 
 
 @reports_lost_workers()
-def run_ablation(
+def plan_ablation(
     name: str,
     *,
     documents: Iterable[Document],
@@ -192,53 +293,63 @@ def run_ablation(
     output: str | pathlib.Path,
     scale: str = AblationOptions.scale,
     changes: Mapping[str, Any] | None = None,
+    finetuning: Mapping[str, Any] | None = None,
+    rows: Sequence[str] | None = None,
     tasks: Sequence[str] | None = None,
     restarts: int | None = None,
+    pretrainings: int = AblationOptions.pretrainings,
     held_out: float = 0.05,
     strategy_name: str = "one",
     verbose: int | str = "auto",
     log: Callable[[str], None] = print,
-) -> Comparison:
-    """Trains all runs that have not finished, then writes the files of this module.
+) -> Study[Comparison]:
+    """Reads and checks everything; its `run` trains all runs that have not finished, then writes the files of this module.
 
     name, scale: keys of ABLATIONS and SCALES
     data: the source of each task, by name; other tasks come from TensorFlow Datasets
-    changes: settings for every pre-training; they override those of the scale
+    changes: settings for every pre-training; they override those of the scale; its seed is also the first of fine-tuning
+    finetuning: fields of Hparams for every fine-tuning, which override those of the scale
+    rows: by name; None takes all
     tasks, restarts: override those of the scale
+    pretrainings: of each row, each with another seed; the error is then that of their means
     held_out: the fraction of the documents on which perplexity is measured
 
-    Raises BertKerasError or MissingFileError, before any training, for an unknown name, for unreadable data, if another process
-    writes to `output`, and if `output` was begun with other data or settings; later if the loss of a pre-training diverges.
+    Raises BertKerasError or MissingFileError for an unknown name, for unreadable data, and if `output` was begun with other data
+    or settings. `run` raises BertKerasError if another process writes to `output`, and if the loss of a pre-training diverges.
     """
     grid.check_name(name, ABLATIONS)
     grid.check_name(scale, SCALES)
     restarts = checked_value(AblationOptions, "restarts", restarts)
+    pretrainings = checked_value(AblationOptions, "pretrainings", pretrainings)
     workers, chosen, folder = Workers(strategy(strategy_name)), SCALES[scale], Folder(output, ABLATION)
     folder.check(reopen=True)
-    log = workers.log(log)
+    table, changes = chosen.rows[name], dict(changes or {})
+    first = changes.get("seed", FIRST_SEED)
     plan = _Pretrained(
         output=folder.path,
         documents=documents,
         tokenizer=tokenizer,
         held_out=held_out,
         scale=chosen,
-        rows=chosen.rows[name],
+        table=table,
+        rows=chosen_rows(table, rows),
         tasks=_open_tasks(tasks or chosen.tasks[name], data, chosen),
-        recipes=_recipes(chosen.rows[name], chosen, changes or {}),
-        restarts=chosen.restarts if restarts is None else restarts,
-        how={"strategy_name": strategy_name, "verbose": verbose, "log": log},
+        recipes=_recipes(table, chosen, changes),
+        given=dict(finetuning or {}),
+        seeds=range(first, first + (chosen.restarts if restarts is None else restarts)),
+        pretrainings=pretrainings,
+        how={"strategy_name": strategy_name, "verbose": verbose, "log": workers.log(log)},
     )
     plan.check()
-    named = {"ablation": name, "scale": scale, "changes": dict(changes or {}), "held_out": held_out}
+    named = {"ablation": name, "scale": scale, "changes": changes, "held_out": held_out}
     cells, fingerprint = [*plan.cells()], named | plan.fingerprint()
     grid.check_same(cells, fingerprint, workers=workers)
-    with workers.writing(folder.begin(fingerprint, reopen=True)):
-        outcomes = [*plan.outcomes(cells, workers=workers)]
-        perplexities = workers.from_chief(plan.perplexities)
-        found = compared(name, plan.rows, plan.tasks, outcomes, perplexities=perplexities)
-        if workers.chief:
-            write_comparison(found, folder.path)
-    return found
+    return Study(cells=cells, train=functools.partial(plan.run, name, cells, folder, fingerprint, workers))
+
+
+def run_ablation(name: str, **settings: Any) -> Comparison:
+    """Runs the study that `plan_ablation` makes of these settings."""
+    return plan_ablation(name, **settings).run()
 
 
 def _open_tasks(names: Sequence[str], data: Mapping[str, Source], scale: Scale) -> dict[str, Task]:
@@ -273,26 +384,27 @@ def _recipe(row: Row, scale: Scale, changes: Mapping[str, Any]) -> Recipe:
 
 
 def compared(
-    name: str,
-    rows: Sequence[Row],
-    tasks: Mapping[str, Task],
-    outcomes: Sequence[Outcome],
-    *,
-    perplexities: Mapping[str, float | None],
+    name: str, names: Sequence[str], tasks: Mapping[str, Task], outcomes: Sequence[Outcome], **about: Any
 ) -> Comparison:
-    """The outcomes of an ablation with pre-training beside the paper's figures."""
-    ablation, names = ABLATIONS[name], [row.name for row in rows]
+    """The outcomes of an ablation with pre-training beside the paper's figures, and each row over random weights.
+
+    names: of all rows of the table, in order
+    about: covers, baselines and perplexities of the Comparison
+    """
+    ablation = ABLATIONS[name]
+    measures = {task: ablation.measures.get(task, one.measure) for task, one in tasks.items()}
+    pairs = [(names[better], names[worse]) for better, worse in ablation.pairs]
     return compare(
         outcomes,
         tasks,
         name=name,
         title=ablation.title,
-        measures={task: ablation.measures.get(task, one.measure) for task, one in tasks.items()},
+        measures=measures,
         figures={
             (row, task): value
             for task, figures in ablation.figures.items()
             for row, value in zip(names, figures, strict=True)
         },
-        pairs=[(names[better], names[worse]) for better, worse in ablation.pairs],
-        perplexities=perplexities,
+        pairs=[*pairs, *((row, CONTROL) for row in names)],
+        **about,
     )

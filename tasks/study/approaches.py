@@ -23,20 +23,18 @@ from bert_keras.fields import checked_value, flag_of
 from bert_keras.io.files import locked
 from bert_keras.io.paths import to_path
 from bert_keras.model.choices import places_of
-from bert_keras.tasks.batches import cardinality
 from bert_keras.tasks.data.sources import Source
 from bert_keras.tasks.devices.strategies import strategy
 from bert_keras.tasks.devices.workers import Workers, reports_lost_workers
 from bert_keras.tasks.finetuning.finetune import finetune, plan_finetuning
 from bert_keras.tasks.frozen.cache import layers_in
 from bert_keras.tasks.hparams import OF_FEATURES, Hparams, hparams_of
-from bert_keras.tasks.metrics import in_percent
 from bert_keras.tasks.options import AblationOptions, ApproachOptions
 from bert_keras.tasks.runs.task_types import task_type
-from bert_keras.tasks.study import grid
-from bert_keras.tasks.study.grid import Cell, Outcome
+from bert_keras.tasks.study import grid, work
+from bert_keras.tasks.study.comparison import Comparison, compare, write_comparison
+from bert_keras.tasks.study.grid import Cell, Outcome, Study
 from bert_keras.tasks.study.paper import FIGURES
-from bert_keras.tasks.study.report import Comparison, compare, write_comparison
 from bert_keras.tasks.study.rows import (
     APPROACHES,
     FINE_TUNING,
@@ -49,6 +47,7 @@ from bert_keras.tasks.study.rows import (
 from bert_keras.tasks.task import Task
 
 RESTARTS = 3
+COVERS = "the error covers the seeds of training from one checkpoint on the same examples"
 VECTORS = "vectors"
 
 
@@ -80,6 +79,7 @@ class _FromCheckpoint:
             (name, row, self._hparams(name, row, seed))
             for name, seed, row in itertools.product(self.names, self.seeds, self.rows)
         ]
+        tokenizer = checkpoints.tokenizer_of(self.starts[False])
         fingerprints = grid.fingerprints_of(
             [
                 (self.tasks[name, row.context], self.starts[row.random], hparams)
@@ -95,6 +95,13 @@ class _FromCheckpoint:
                 place={"row": row.name, "seed": hparams.seed},
                 fingerprint=fingerprint,
                 train=functools.partial(self._train, name, row, hparams),
+                work=functools.partial(
+                    work.of_finetuning,
+                    self.tasks[name, row.context],
+                    self.starts[row.random].config,
+                    tokenizer,
+                    hparams,
+                ),
             )
 
     def _hparams(self, name: str, row: Approach, seed: int) -> Hparams:
@@ -145,13 +152,24 @@ class _FromCheckpoint:
 
     def compared(self, name: str, outcomes: Sequence[Outcome]) -> Comparison:
         """The comparison of the rows, in any context, with the most common answer."""
-        tasks = {one: self.tasks[one, self.rows[0].context] for one in self.names}
-        baselines = {one: _baseline(task) for one, task in tasks.items()}
+        row = self.rows[0]
+        tasks = {one: self.tasks[one, row.context] for one in self.names}
+        baselines = {
+            one: grid.baseline(task, self._hparams(one, row, self.seeds[0])) for one, task in tasks.items()
+        }
         return compared_approaches(name, self.rows, tasks, outcomes, baselines=baselines)
+
+    def run(self, name: str, cells: Sequence[Cell]) -> Comparison:
+        """Runs the cells and writes the files of this module."""
+        with self.workers.writing(locked(self.output)):
+            found = self.compared(name, [*self.outcomes(cells)])
+            if self.workers.chief:
+                write_comparison(found, self.output)
+        return found
 
 
 @reports_lost_workers()
-def run_approaches(
+def plan_approaches(
     name: str,
     *,
     checkpoint: str | pathlib.Path | checkpoints.Checkpoint,
@@ -165,8 +183,8 @@ def run_approaches(
     verbose: int | str = 0,
     log: Callable[[str], None] = print,
     **options: Any,
-) -> Comparison:
-    """Trains all runs that have not finished, then writes the files of this module.
+) -> Study[Comparison]:
+    """Reads and checks everything; its `run` trains all runs that have not finished, then writes the files of this module.
 
     name: a key of APPROACHES
     data: the source of each task, by name; other tasks come from TensorFlow Datasets
@@ -177,7 +195,7 @@ def run_approaches(
     options: fields of ApproachOptions
 
     A wider call in the same folder trains only what is new. A run whose loss diverged, or that is degenerate, is listed. Raises
-    BertKerasError or MissingFileError, before any training, for unknown names, unreadable data, layers that the encoder lacks, an
+    BertKerasError or MissingFileError for unknown names, unreadable data, layers that the encoder lacks, an
     option that no task has, a setting that no row reads, and if `output` holds other files. Raises as `finetune` too.
     """
     chosen, given = ApproachOptions(**options), dict(settings or {})
@@ -206,11 +224,12 @@ def run_approaches(
     cells = [*plan.cells()]
     asked = {"ablation": name, "tasks": names, "restarts": restarts, "rows": [row.name for row in rows]}
     grid.check_same(cells, asked, workers=workers)
-    with workers.writing(locked(output)):
-        found = plan.compared(name, [*plan.outcomes(cells)])
-        if workers.chief:
-            write_comparison(found, output)
-    return found
+    return Study(cells=cells, train=functools.partial(plan.run, name, cells))
+
+
+def run_approaches(name: str, **settings: Any) -> Comparison:
+    """Runs the study that `plan_approaches` makes of these settings."""
+    return plan_approaches(name, **settings).run()
 
 
 def _open_contexts(
@@ -229,13 +248,6 @@ def _open_contexts(
     if unknown := [flag_of(option) for option in options if option not in known]:
         raise BertKerasError(f"{', '.join(unknown)} does not apply to {', '.join(names)}; leave it out.")
     return tasks
-
-
-def _baseline(task: Task) -> float:
-    """The measure of the most common answer on dev, in percent."""
-    examples = task.examples(task.validation_splits[0])
-    raw = next(examples.batch(cardinality(examples)).as_numpy_iterator())
-    return in_percent(task.baseline(raw), kind=task.kind)
 
 
 def compared_approaches(
@@ -268,6 +280,7 @@ def compared_approaches(
         figures=figures,
         pairs=[*itertools.pairwise(ranked), *_controls(rows)],
         baselines=baselines,
+        covers=COVERS,
     )
 
 

@@ -7,13 +7,14 @@ Lock the folder of the whole grid (`bert_keras.io.files.locked`, or its own Fold
 walk through the same cells in the same order (`check_same`); the chief writes, and says which cells are finished.
 """
 
+import copy
 import dataclasses
 import functools
 import json
 import pathlib
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from bert_keras import checkpoints
 from bert_keras.checkpoints.hugging_face import SAFETENSORS, TOP
@@ -22,16 +23,19 @@ from bert_keras.io import formats
 from bert_keras.io.files import write_json
 from bert_keras.io.folders import Folder, check_equal
 from bert_keras.io.json_files import MEASURE, TEXT, checked_fields, object_of, or_null, read_object
+from bert_keras.tasks.batches import cardinality
 from bert_keras.tasks.data.sources import Source, check_dev_split
 from bert_keras.tasks.devices.strategies import check_micro_batch, strategy
-from bert_keras.tasks.devices.workers import SAME_IN_ALL, Workers
-from bert_keras.tasks.finetuning.examples import check_fits, read_examples
+from bert_keras.tasks.devices.workers import SAME_IN_ALL, Workers, reports_lost_workers
+from bert_keras.tasks.finetuning.examples import check_fits, dev_part, read_examples
 from bert_keras.tasks.finetuning.finetune import fingerprint_of_finetuning
 from bert_keras.tasks.frozen.row_vectors import FOLDER, check_feature_based
 from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.metrics import as_fractions
 from bert_keras.tasks.runs.run_card import CARD
 from bert_keras.tasks.runs.run_folder import DEGENERATE, FILES, check_finished
 from bert_keras.tasks.runs.task_types import open_task
+from bert_keras.tasks.study.work import Work
 from bert_keras.tasks.task import Task
 from bert_keras.tasks.training.loop import RESULTS_FILE, RUN
 from bert_keras.tasks.training.plan import fingerprint_of_checkpoint
@@ -42,6 +46,7 @@ from bert_keras.text.tokenizer import Tokenizer
 
 WEIGHTS = (SAFETENSORS, TOP)
 CELL = dataclasses.replace(RUN, name="a run of this grid")
+Report = TypeVar("Report")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,6 +57,7 @@ class Cell:
     task, place: the task that it trains, and its place in the grid, such as its row and its seed; plain JSON
     train: (output=folder) -> trains into the folder, or resumes the unfinished run in it
     fingerprint: of the run (`Plan.fingerprint`); None if the grid has a fingerprint for all its cells
+    work: the steps and operations of its training, for a dry run
     """
 
     name: str
@@ -60,6 +66,23 @@ class Cell:
     task: str = ""
     place: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     fingerprint: Mapping[str, Any] | None = None
+    work: Callable[[], Work] | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Study(Generic[Report]):
+    """Everything that a study will train, read and checked.
+
+    train: trains the cells that have not finished, writes the results and returns them
+    """
+
+    cells: Sequence[Cell]
+    train: Callable[[], Report]
+
+    @reports_lost_workers()
+    def run(self) -> Report:
+        """The results, from `train`."""
+        return self.train()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -220,6 +243,18 @@ def opened(name: str, data: Mapping[str, Source], **options: Any) -> Task:
     for split in ("train", task.validation_splits[0]):
         task.examples(split)
     return task
+
+
+def baseline(task: Task, hparams: Hparams, *, measure: str | None = None) -> float:
+    """The measure of the most common answer on the dev examples of a run, as a fraction.
+
+    measure: None is the main measure of the task
+    """
+    examples = dev_part(task.examples(task.validation_splits[0]), hparams)
+    raw = next(examples.batch(cardinality(examples)).as_numpy_iterator())
+    by = copy.copy(task)
+    by.measure = measure or task.measure
+    return as_fractions({by.measure: by.baseline(raw)}, kind=task.kind)[by.measure]
 
 
 def fingerprint_of_data(task: Task, tokenizer: Tokenizer, hparams: Hparams) -> dict[str, Any]:

@@ -14,6 +14,7 @@ Rediscovers the Classical NLP Pipeline".
 
 import collections
 import dataclasses
+import functools
 import itertools
 import pathlib
 import statistics
@@ -28,6 +29,7 @@ from sklearn.preprocessing import StandardScaler
 
 from bert_keras import checkpoints
 from bert_keras.cli.console import counter
+from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.io import formats
 from bert_keras.io.folders import Folder, Layout
@@ -36,9 +38,11 @@ from bert_keras.tasks.data.conll import FILES, read_corpus
 from bert_keras.tasks.data.glue import LABEL, ROWS
 from bert_keras.tasks.data.sources import check_dev_split, split_file
 from bert_keras.tasks.frozen.extractor import Extractor, Pieces, TextUnits, text_units
-from bert_keras.tasks.metrics import Table, accuracy, entity_scores
+from bert_keras.tasks.metrics import ONE_SEED, Table, accuracy, entity_scores, percent
 from bert_keras.tasks.options import ProbeOptions
 from bert_keras.tasks.problems.classification import TextClassification
+from bert_keras.tasks.study.grid import Cell, Study
+from bert_keras.tasks.study.work import Work, forward
 from bert_keras.tasks.training.plan import fingerprint_of_checkpoint
 from bert_keras.text.words import TEXT, TOKENS
 
@@ -176,15 +180,15 @@ def _check(data: Mapping[str, Any]) -> None:
         check_dev_split(source)
 
 
-def run_probes(
+def plan_probes(
     data: Mapping[str, str | pathlib.Path],
     *,
     checkpoint: str | pathlib.Path | checkpoints.Checkpoint,
     output: str | pathlib.Path,
     log: Callable[[str], None] = print,
     **settings: Any,
-) -> list[Result]:
-    """Runs probes of every layer and writes the files of this module; a stopped call starts again.
+) -> Study[list[Result]]:
+    """Reads and checks everything; its `run` probes every layer and writes the files of this module. A stopped run starts again.
 
     data: probe -> the folder of its files: CoNLL-2003's for a key of COLUMNS, GLUE's for one of TEXTS
     settings: fields of ProbeOptions
@@ -201,18 +205,41 @@ def run_probes(
     for probe in probes:  # raises an error unless an example becomes features that the encoder can read
         probe.units(source, options).read([probe.parts[0][0].raw])
     start = fingerprint_of_checkpoint(source, checkpoints.tokenizer_of(source))
-    with folder.begin(dataclasses.asdict(options) | start | {"probes": list(data)}):
-        results = [_result(probe, source, options, log=log) for probe in probes]
-        draw(results, folder.path / PICTURE)
-        folder.finish({one.name: dataclasses.asdict(one) for one in results})
-    return results
+    fingerprint = dataclasses.asdict(options) | start | {"probes": list(data)}
+
+    def run() -> list[Result]:
+        with folder.begin(fingerprint):
+            results = [_result(probe, source, options, log=log) for probe in probes]
+            draw(results, folder.path / PICTURE)
+            folder.finish({one.name: dataclasses.asdict(one) for one in results})
+        return results
+
+    return Study(cells=[*_cells(probes, source.config, folder.path, run)], train=run)
+
+
+def run_probes(data: Mapping[str, str | pathlib.Path], **settings: Any) -> list[Result]:
+    """Runs the study that `plan_probes` makes of these settings."""
+    return plan_probes(data, **settings).run()
+
+
+def _cells(
+    probes: Sequence[_Probe], config: BertConfig, path: pathlib.Path, run: Callable[[], object]
+) -> Iterator[Cell]:
+    """The restarts of each probe; a step is a linear classifier on one layer of one encoder."""
+    for probe, (seed, part) in itertools.product(probes, enumerate(probes[0].parts)):
+        steps = 2 * (config.num_layers + 1)  # of the checkpoint and of random weights
+        texts = [*part, *(probe.dev if seed == 0 else ())]
+        tokens = sum(len(text.split()) for one in texts for text in one.raw.values())
+        work = functools.partial(Work, steps, 2 * tokens * forward(config))
+        yield Cell(name=f"{probe.name}, seed {seed}", path=path, train=run, work=work)
 
 
 def _open(name: str, path: str | pathlib.Path, options: ProbeOptions) -> _Probe:
     train, dev = (_read(name, path, split) for split in ("train", "validation"))
     how: dict[str, Any] = {"seed": options.seed, "name": name}
     parts = _drawn(train, count=options.max_examples, parts=options.restarts, **how)
-    (drawn,) = _drawn(dev, count=min(options.max_examples, len(dev)), parts=1, **how)
+    most = options.max_dev_examples or options.max_examples
+    (drawn,) = _drawn(dev, count=min(most, len(dev)), parts=1, **how)
     return _Probe(name=name, parts=parts, dev=drawn)
 
 
@@ -237,22 +264,27 @@ def _result(
 
 
 def tables(results: Sequence[Result]) -> Iterator[Table]:
-    """A table for each probe: the mean and standard error of each layer, in percent."""
+    """A table for each probe: the mean and standard error of each layer, in percent.
+
+    The error covers the examples that are drawn; the weights, random ones too, are the same in all restarts.
+    """
     for one in results:
         rows: list[tuple[Any, ...]] = []
         for layer, cells in enumerate(zip(one.layers[CHECKPOINT], one.layers[RANDOM], strict=True)):
             label = "embeddings" if layer == 0 else f"layer {layer}"
             rows.append((f"{label}, the best" if layer == one.best() else label, *map(_percent, cells)))
-        rows.append(("most common label", f"{100 * one.baseline:.1f}", ""))
-        yield Table(f"{one.name}: {one.measure} on dev, percent", ("layer", CHECKPOINT, RANDOM), rows)
+        rows.append(("most common label", percent(one.baseline), ""))
+        restarts = len(one.layers[CHECKPOINT][0])
+        runs = ONE_SEED if restarts < 2 else f"mean ± standard error of {restarts} draws of training examples"
+        yield Table(f"{one.name}: {one.measure} on dev, percent; {runs}", ("layer", CHECKPOINT, RANDOM), rows)
 
 
 def _percent(values: Sequence[float]) -> str:
     """The mean, and with several values its standard error."""
-    mean = f"{100 * statistics.fmean(values):.1f}"
+    mean = percent(statistics.fmean(values))
     if len(values) < 2:
         return mean
-    return f"{mean} +- {100 * statistics.stdev(values) / len(values) ** 0.5:.1f}"
+    return f"{mean} ± {percent(statistics.stdev(values) / len(values) ** 0.5)}"
 
 
 def draw(results: Sequence[Result], path: pathlib.Path) -> None:
@@ -267,6 +299,7 @@ def draw(results: Sequence[Result], path: pathlib.Path) -> None:
             means = [100 * statistics.fmean(values) for values in layers]
             panel.plot(range(len(means)), means, style, label=weights)
         panel.axhline(100 * one.baseline, color="gray", linestyle=":", label="most common label")
+        panel.set_ylim(0, 102)  # a small difference looks small
         panel.set_title(one.name)
         panel.set_xlabel("layer (0: embeddings)")
         panel.set_ylabel(f"{one.measure} on dev, percent")

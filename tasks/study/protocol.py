@@ -1,49 +1,42 @@
-"""The paper's protocol, on one task and on GLUE: a grid of learning rates, batch sizes and epochs, restarts, the best run on dev.
+"""The paper's protocol on one task: a grid of learning rates, batch sizes and epochs, restarts, the best run on dev.
 
 In: opened tasks, a checkpoint, settings. Out: a folder
 
     OUTPUT/<task>/lr-<rate>_seed-<seed>/   cells of tasks/study/grid.py, each a run of `finetune`
     OUTPUT/results.json                    the measures of every run, the best, the median, the spread, the ensemble
     OUTPUT/results.png                     a plot with a dot for each run
-    OUTPUT/submission/<task>.tsv           on GLUE, the best run's predictions for each test file found; also in submission.zip
+    OUTPUT/<task>/random-weights_...       with `control`, a run of the first setting and seed from random weights
 
 Names of cells have `_batch-<size>` and `_epochs-<count>` too where these differ from the settings of the task.
 
 Source: Devlin et al. 2019, sec. 4.1 and A.3 (values chosen on dev, random restarts with another order and another head).
 """
 
-import contextlib
 import dataclasses
 import functools
 import itertools
 import pathlib
-import statistics
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from bert_keras import checkpoints
 from bert_keras.checkpoints.hugging_face import SAFETENSORS
 from bert_keras.errors import BertKerasError
-from bert_keras.io.files import atomic_file, locked
+from bert_keras.io.files import locked
 from bert_keras.io.paths import to_path
-from bert_keras.tasks.batches import cardinality, predict
-from bert_keras.tasks.data.glue import IDX, LABEL, ROWS, TextDataSet
-from bert_keras.tasks.data.sources import check_dev_split
+from bert_keras.tasks.batches import predict
 from bert_keras.tasks.devices.strategies import strategy
 from bert_keras.tasks.devices.workers import Workers, reports_lost_workers
+from bert_keras.tasks.finetuning.examples import dev_part
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import FEATURE_RATE, Hparams
-from bert_keras.tasks.options import GlueOptions, ProtocolOptions
-from bert_keras.tasks.problems.classification import TextClassification, majority_label
+from bert_keras.tasks.metrics import as_fractions
+from bert_keras.tasks.options import ProtocolOptions
 from bert_keras.tasks.runs.ensemble import load_runs
-from bert_keras.tasks.runs.run_folder import load_run
-from bert_keras.tasks.study import grid
-from bert_keras.tasks.study.grid import Cell, Outcome
+from bert_keras.tasks.study import grid, work
+from bert_keras.tasks.study.grid import Cell, Outcome, Study
 from bert_keras.tasks.study.report import Ensemble, Summary, ranked, summaries_json, write_summaries
-from bert_keras.tasks.study.rows import MAJORITY, PREDICTED_BY, SCORED, SUBMISSION, WNLI, check_once
+from bert_keras.tasks.study.rows import CONTROL
 from bert_keras.tasks.task import Task
 
 # Of fine-tuning (Devlin et al. 2019, sec. 4.1).
@@ -105,25 +98,36 @@ def _cells(
     options: ProtocolOptions,
     how: Mapping[str, Any],
 ) -> Iterator[Cell]:
-    """The runs of every task, in order. Raises BertKerasError for a run that `finetune` would refuse."""
-    runs = [*protocol_runs(hparams, options)]
-    trainings = [(task, source, one) for task in tasks.values() for _, one in runs]
+    """The runs of every task, in order, with its control. Raises BertKerasError for a run that `finetune` would refuse."""
+    runs, randomly = [*protocol_runs(hparams, options)], dataclasses.replace(source, tensors={})
+    starts = [(folder, one, source) for folder, one in runs]
+    if options.control:
+        starts.append((f"{CONTROL.replace(' ', '-')}_{runs[0][0]}", runs[0][1], randomly))
+    trainings = [(task, start, one) for task in tasks.values() for _, one, start in starts]
     checked = {name: how[name] for name in ("strategy_name", "feature_cache")}
-    fingerprints = iter(grid.fingerprints_of(trainings, **checked))
-    for name, (folder, one) in itertools.product(tasks, runs):
+    fingerprints, tokenizer = (
+        iter(grid.fingerprints_of(trainings, **checked)),
+        checkpoints.tokenizer_of(source),
+    )
+    for (name, task), (folder, one, start) in itertools.product(tasks.items(), starts):
+        control = start is randomly
         varied = f", batch size {one.batch_size}" if options.batch_sizes else ""
         varied += f", {one.epochs} epochs" if options.epoch_counts else ""
+        varied += f", {CONTROL}" if control else ""
+        # Random weights have vectors of their own.
+        own = {**how, **({"feature_cache": None} if control else {})}
         yield Cell(
             name=f"{name}: learning rate {one.learning_rate:g}{varied}, seed {one.seed}",
             path=output / name / folder,
             task=name,
-            place={field: getattr(one, field) for field in VARIED},
+            place={field: getattr(one, field) for field in VARIED} | ({CONTROL: True} if control else {}),
             fingerprint=next(fingerprints),
-            train=functools.partial(finetune, tasks[name], checkpoint=source, hparams=one, **how),
+            train=functools.partial(finetune, task, checkpoint=start, hparams=one, **own),
+            work=functools.partial(work.of_finetuning, task, source.config, tokenizer, one),
         )
 
 
-def _run(
+def plan_grid(
     tasks: Mapping[str, Task],
     *,
     checkpoint: str | pathlib.Path | checkpoints.Checkpoint,
@@ -132,24 +136,46 @@ def _run(
     options: ProtocolOptions,
     finish: Callable[[list[Summary], list[str]], Mapping[str, Any]],
     how: dict[str, Any],
-) -> list[Summary]:
-    """Trains the runs of every task that have not finished, then writes the results; returns the summaries.
+) -> Study[list[Summary]]:
+    """The runs of every task; its `run` trains those that have not finished, writes the results and returns the summaries.
 
     tasks: by name, the folder in `output`
     finish: the summaries, and the tasks whose loss always diverged -> the content of results.json; the chief calls it
     how: strategy_name, feature_cache, verbose and log of `finetune`
 
-    Raises BertKerasError, before a folder is made, for a run that `finetune` would refuse, and in all workers unless all have the
-    same runs and options.
+    Raises BertKerasError for a run that `finetune` would refuse, and in all workers unless all have the same runs and options.
     """
     workers = Workers(strategy(how["strategy_name"]))
     log = workers.log(how["log"])
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
     cells = [*_cells(tasks, source, output, hparams, options=options, how=how | {"log": log})]
     grid.check_same(cells, {"tasks": [*tasks], **dataclasses.asdict(options)}, workers=workers)
+    about: dict[str, Any] = {"hparams": hparams, "options": options, "workers": workers, "log": log}
+    return Study(cells=cells, train=functools.partial(_run, tasks, cells, output, finish=finish, **about))
+
+
+def _run(
+    tasks: Mapping[str, Task],
+    cells: Sequence[Cell],
+    output: pathlib.Path,
+    *,
+    finish: Callable[[list[Summary], list[str]], Mapping[str, Any]],
+    hparams: Hparams,
+    options: ProtocolOptions,
+    workers: Workers,
+    log: Callable[[str], None],
+) -> list[Summary]:
+    """Trains the cells that have not finished, then writes the results; returns the summaries."""
     found: dict[str, list[Outcome]] = {name: [] for name in tasks}
+    controls = dict[str, Outcome]()
     with workers.writing(locked(output)):
         for ran in grid.run_cells(cells, workers=workers, log=log):
+            ran = dataclasses.replace(ran, measures=as_fractions(ran.measures, kind=tasks[ran.task].kind))
+            if ran.place.get(CONTROL):
+                controls[ran.task] = ran
+                if options.best_only and workers.chief:
+                    grid.remove_weights(ran.path)
+                continue
             found[ran.task].append(ran)
             if options.best_only and workers.chief:
                 _remove_weights(found[ran.task], tasks[ran.task].measure, keep=options.ensemble or 1)
@@ -162,8 +188,22 @@ def _run(
         for name in measured:  # before the first evaluation
             best = ranked(found[name], measure=tasks[name].measure)[0]
             workers.from_chief(functools.partial(_check_has_weights, best))
-        about: dict[str, Any] = {"ensemble": options.ensemble, "workers": workers, "log": log}
-        summaries = [summarize(tasks[name], found[name], **about) for name in measured]
+        about: dict[str, Any] = {
+            "hparams": hparams,
+            "ensemble": options.ensemble,
+            "workers": workers,
+            "log": log,
+        }
+        summaries = [
+            summarize(
+                tasks[name],
+                found[name],
+                baseline=grid.baseline(tasks[name], hparams),
+                control=controls.get(name),
+                **about,
+            )
+            for name in measured
+        ]
         if workers.chief:
             write_summaries(summaries, output, finish(summaries, lost))
     if lost:
@@ -188,7 +228,7 @@ def _remove_weights(outcomes: Sequence[Outcome], measure: str, *, keep: int) -> 
 
 
 @reports_lost_workers()
-def run_protocol(
+def plan_protocol(
     task: Task,
     *,
     checkpoint: str | pathlib.Path | checkpoints.Checkpoint,
@@ -199,8 +239,8 @@ def run_protocol(
     verbose: int | str = 0,
     log: Callable[[str], None] = print,
     **options: Any,
-) -> Summary:
-    """Trains all runs of one task that have not finished, then writes the files of this module.
+) -> Study[list[Summary]]:
+    """The grid of one task; its `run` trains all runs that have not finished, then writes the files of this module.
 
     hparams: for every run, except what the grid varies; its seed is that of the first restart. The grid has rates of its own:
         give them in learning_rates
@@ -208,8 +248,8 @@ def run_protocol(
     options: fields of ProtocolOptions
 
     A run whose loss diverged is degenerate. Raises BertKerasError if `output` holds other files, or runs with other data,
-    checkpoint or settings, for a grid without values, if another process writes to `output`, if every run diverged, and if an
-    earlier call with `best_only` removed the weights of this call's best runs. Raises as `finetune` too.
+    checkpoint or settings, and for a grid without values. Raises as `finetune` too. `run` raises it if another process writes to
+    `output`, if every run diverged, and if an earlier call with `best_only` removed the weights of this call's best runs.
     """
     chosen = ProtocolOptions(**options)
     check_grid(hparams, chosen, defaults=task.defaults)
@@ -223,7 +263,7 @@ def run_protocol(
     check_output(output, [task.name])
     for split in task.validation_splits:
         task.examples(split)  # the best run is measured on all of them
-    (summary,) = _run(
+    return plan_grid(
         {task.name: task},
         checkpoint=checkpoint,
         output=output,
@@ -232,6 +272,11 @@ def run_protocol(
         finish=lambda summaries, lost: summaries_json(summaries),
         how={"strategy_name": strategy_name, "feature_cache": feature_cache, "verbose": verbose, "log": log},
     )
+
+
+def run_protocol(task: Task, **settings: Any) -> Summary:
+    """Runs the study that `plan_protocol` makes of these settings."""
+    (summary,) = plan_protocol(task, **settings).run()
     return summary
 
 
@@ -252,6 +297,9 @@ def summarize(
     task: Task,
     outcomes: Sequence[Outcome],
     *,
+    baseline: float,
+    hparams: Hparams,
+    control: Outcome | None = None,
     ensemble: int | None = None,
     workers: Workers | None = None,
     log: Callable[[str], None] = print,
@@ -259,27 +307,40 @@ def summarize(
     """The summary of a task; the chief evaluates the best run on the other validation splits, and the ensemble.
 
     outcomes: at least one has a measure
+    baseline: the main measure of the most common answer
+    hparams: of all runs, of which the dev examples
+    control: the run from random weights
     ensemble: the number of members; with fewer runs that learned, there is no ensemble, and a line says so
     """
     workers = workers or Workers()
     best, (first, *others) = ranked(outcomes, measure=task.measure), task.validation_splits
-    measures = {first: best[0].measures} | workers.from_chief(lambda: _measures(task, best[:1], others))
+    measures = {first: best[0].measures} | workers.from_chief(
+        lambda: _measures(task, best[:1], others, hparams)
+    )
     together = None
     if ensemble is not None:
         members = tuple(outcome for outcome in best if outcome.degenerate is None)[:ensemble]
         if len(members) == ensemble:
-            found = workers.from_chief(lambda: _measures(task, members, [first]))
+            found = workers.from_chief(lambda: _measures(task, members, [first], hparams))
             together = Ensemble(members=members, measures=found[first])
         else:
             log(
                 f"{task.name} has no ensemble of {ensemble}: {len(members)} run(s) learned; give fewer members or more restarts"
             )
     return Summary(
-        task=task.name, measure=task.measure, outcomes=tuple(outcomes), measures=measures, ensemble=together
+        task=task.name,
+        measure=task.measure,
+        outcomes=tuple(outcomes),
+        measures=measures,
+        baseline=baseline,
+        control=control,
+        ensemble=together,
     )
 
 
-def _measures(task: Task, runs: Sequence[Outcome], splits: Sequence[str]) -> dict[str, dict[str, float]]:
+def _measures(
+    task: Task, runs: Sequence[Outcome], splits: Sequence[str], hparams: Hparams
+) -> dict[str, dict[str, float]]:
     """The measures of a run, or of several as an ensemble, by split of the task."""
     if not splits:
         return {}
@@ -287,165 +348,8 @@ def _measures(task: Task, runs: Sequence[Outcome], splits: Sequence[str]) -> dic
         _check_has_weights(one)
     run, found = load_runs([one.path for one in runs]), {}
     for split in splits:
-        predictions, raw = predict(run.task, run.preprocess, run.model, task.examples(split))
-        found[split] = {name: float(value) for name, value in run.task.evaluate(predictions, raw)}
+        examples = dev_part(task.examples(split), hparams)
+        predictions, raw = predict(run.task, run.preprocess, run.model, examples)
+        measures = {name: float(value) for name, value in run.task.evaluate(predictions, raw)}
+        found[split] = as_fractions(measures, kind=task.kind)
     return found
-
-
-# -----------------------------------------------------------------------------------------------------------
-# GLUE
-
-
-@reports_lost_workers()
-def run_glue(
-    names: Sequence[str],
-    *,
-    data: str | pathlib.Path | None,
-    checkpoint: str | pathlib.Path,
-    output: str | pathlib.Path,
-    hparams: Hparams,
-    pooling: str = "pooled",
-    wnli: str = GlueOptions.wnli,
-    strategy_name: str = "one",
-    verbose: int | str = 0,
-    log: Callable[[str], None] = print,
-    **options: Any,
-) -> list[Summary]:
-    """As `run_protocol`, for several tasks of GLUE; writes the leaderboard's files too.
-
-    names: tasks in SCORED
-    data: the folder with GLUE's folders; None for TensorFlow Datasets
-    wnli: "majority" answers WNLI with its most frequent training label, without a run, and leaves it out of the score, as in the
-        paper
-    options: fields of ProtocolOptions
-
-    A task with only diverged runs has no summary; results.json lists it under "failed", and `log` names it. Raises as
-    `run_protocol`, and BertKerasError for a name that is not in SCORED.
-    """
-    chosen, _ = ProtocolOptions(**options), GlueOptions(wnli=wnli)
-    _check_names(names, wnli=wnli)
-    check_grid(hparams, chosen, defaults={})
-    output = to_path(output)
-    check_output(output, names)
-    tasks = _open_tasks(names, data, pooling=pooling)
-    majority = {WNLI: majority_label(tasks.pop(WNLI))} if wnli == MAJORITY else {}
-
-    def finish(summaries: list[Summary], lost: list[str]) -> dict[str, Any]:
-        submit(summaries, data=data, output=output, majority=majority, log=log)
-        return glue_json(summaries) | {"failed": lost}
-
-    return _run(
-        tasks,
-        checkpoint=checkpoint,
-        output=output,
-        hparams=hparams,
-        options=chosen,
-        finish=finish,
-        how={"strategy_name": strategy_name, "feature_cache": None, "verbose": verbose, "log": log},
-    )
-
-
-def _check_names(names: Sequence[str], *, wnli: str) -> None:
-    if unknown := [name for name in names if name not in SCORED]:
-        raise BertKerasError(
-            f"unknown task {', '.join(unknown)}; the tasks to train on are {', '.join(SCORED)}."
-        )
-    check_once("tasks", names)
-    if wnli == MAJORITY and WNLI not in names:
-        raise BertKerasError(
-            f"wnli is {MAJORITY!r}, and wnli is not among the tasks {', '.join(names)}; name it too, or leave wnli out."
-        )
-    if wnli == MAJORITY and len(names) == 1:
-        raise BertKerasError(
-            f"wnli is {MAJORITY!r}, which trains nothing, and WNLI is the only task; name another task too."
-        )
-
-
-def _open_tasks(
-    names: Sequence[str], data: str | pathlib.Path | None, *, pooling: str
-) -> dict[str, TextClassification]:
-    """Opens the tasks, by name, and reads all their splits, so that bad data raises an error before any run."""
-    check_dev_split(data)
-    tasks = {name: TextClassification.open(name, data, pooling=pooling) for name in names}
-    for task in tasks.values():
-        for split in ("train", *task.validation_splits):
-            task.examples(split)
-    for name, split, _ in _test_splits(names):
-        with contextlib.suppress(FileNotFoundError):  # a test file may be missing
-            TextClassification.open(name, data).examples(split)
-    return tasks
-
-
-def glue_score(summaries: Sequence[Summary]) -> float:
-    """The mean over tasks; a task's measures, and MNLI's two splits, are averaged first."""
-    return statistics.fmean(summary.score for summary in summaries)
-
-
-def glue_json(summaries: Sequence[Summary]) -> dict[str, Any]:
-    """The content of results.json."""
-    made = summaries_json(summaries)
-    for summary in summaries:
-        made["tasks"][summary.task]["score"] = summary.score
-    score = {"score": glue_score(summaries), "tasks": len(summaries), "of": len(SCORED)}
-    return {"glue_score_on_dev": score} | made
-
-
-def submit(
-    summaries: Sequence[Summary],
-    *,
-    data: str | pathlib.Path | None,
-    output: pathlib.Path,
-    majority: Mapping[str, str] | None = None,
-    log: Callable[[str], None] = print,
-) -> list[pathlib.Path]:
-    """Writes the leaderboard's file for every test split found, and a zip of them; returns the files.
-
-    majority: task without a run -> the label of all its texts
-    """
-    best, majority, files = {summary.task: summary.best for summary in summaries}, majority or {}, []
-    for name, split, title in _test_splits([*best, *majority]):
-        try:
-            task = TextClassification.open(name, data)
-            examples = task.examples(split)
-        except FileNotFoundError as error:
-            log(f"no {title}.tsv: {error}")
-            continue
-        if name in majority:
-            raw = next(examples.batch(cardinality(examples)).as_numpy_iterator())
-            label = majority[name].encode()
-            predictions: Mapping[str, np.ndarray] = {LABEL: np.full(len(raw[IDX]), label, object)}
-        else:
-            run = load_run(best[PREDICTED_BY.get(name, name)].path)
-            predictions, raw = predict(task, run.preprocess, run.model, examples)
-        answers = zip(raw[IDX].tolist(), _written(ROWS[name], predictions), strict=True)
-        lines = [
-            "index\tprediction\n",
-            *(f"{idx}\t{text}\n" for idx, text in sorted(answers, key=lambda one: one[0])),
-        ]
-        files.append(output / "submission" / f"{title}.tsv")
-        files[-1].parent.mkdir(exist_ok=True)
-        with atomic_file(files[-1]) as temporary:
-            temporary.write_text("".join(lines), encoding="utf-8")
-    if files:
-        archive = output / "submission.zip"
-        with (
-            atomic_file(archive) as temporary,
-            zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as made,
-        ):
-            for file in files:
-                made.write(file, file.name)
-        log(f"{len(files)} of the leaderboard's {len(SUBMISSION)} files are in {archive}")
-    return files
-
-
-def _test_splits(names: Sequence[str]) -> list[tuple[str, str, str]]:
-    """The rows of SUBMISSION that these tasks' models predict."""
-    return [row for row in SUBMISSION if PREDICTED_BY.get(row[0], row[0]) in names]
-
-
-def _written(row: TextDataSet, predictions: Mapping[str, np.ndarray]) -> list[str]:
-    """Labels in the spelling of the official files; scores clipped to their range."""
-    if not row.labels:
-        return [f"{score:.3f}" for score in np.clip(predictions["score"], *row.bounds)]
-    spelled = {ours.encode(): theirs for ours, theirs in zip(row.labels, row.file_labels, strict=True)}
-    return [spelled[label] for label in predictions[LABEL]]

@@ -1,27 +1,26 @@
-"""Reports of studies: tables to print, the content of results.json, and a plot with a dot for each run.
+"""Reports of a protocol, and the plot of all studies, with a dot for each run.
 
-A protocol has a Summary of each task, with the best run; an ablation is a Comparison of its rows.
+A protocol has a Summary of each task, with the best run; comparison.py has the report of an ablation. Tables are in percent with
+one decimal, results.json has fractions.
 """
 
 import dataclasses
 import itertools
-import math
 import pathlib
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bert_keras.tasks.metrics import Ordering, Table, in_percent, ordering
+from bert_keras.tasks.metrics import ONE_SEED, Table, percent
 from bert_keras.tasks.study.grid import Outcome, write_results
 from bert_keras.tasks.study.paper import paper_table
-from bert_keras.tasks.task import Task
 
-PICTURE = "results.png"
+PICTURE, COMMONEST = "results.png", "most common answer"
 ADVICE = "more epochs, --bias-correction, a lower learning rate or more restarts help"
 
 
 class Dot(NamedTuple):
-    """A run in a plot: a degenerate run is a cross, the best run has another color."""
+    """A run in a plot: its measure, a fraction; a degenerate run is a cross, the best run has another color."""
 
     value: float
     degenerate: bool = False
@@ -29,16 +28,11 @@ class Dot(NamedTuple):
 
 
 def draw(
-    panels: Mapping[str, Mapping[str, Sequence[Dot]]],
-    path: pathlib.Path,
-    *,
-    label: str,
-    baselines: Mapping[str, float] | None = None,
+    panels: Mapping[str, Mapping[str, Sequence[Dot]]], path: pathlib.Path, *, baselines: Mapping[str, float]
 ) -> None:
-    """Draws a panel for each title, with a line of dots for each row.
+    """Draws a panel for each title, with a line of dots for each row. All axes begin at 0, so that small differences look small.
 
-    label: of the x axis
-    baselines: dotted lines, by title
+    baselines: the measure of the most common answer by title, a dotted line
     """
     # Imported here because it is slow to import.
     from matplotlib.figure import Figure
@@ -56,13 +50,15 @@ def draw(
         for y, name in enumerate(names):
             for dot in panels[title].get(name, ()):
                 color = "tab:orange" if dot.best else "tab:blue"
-                panel.plot(dot.value, y, "x" if dot.degenerate else "o", color=color, alpha=0.6)
-        if baselines is not None:
-            panel.axvline(baselines[title], color="gray", linestyle=":")
+                panel.plot(100 * dot.value, y, "x" if dot.degenerate else "o", color=color, alpha=0.6)
+        panel.axvline(100 * baselines[title], color="gray", linestyle=":", label="most common answer")
+        lowest = min((dot.value for dots in panels[title].values() for dot in dots), default=0.0)
+        panel.set_xlim(min(0.0, 105 * lowest) - 2, 102)
         panel.set_yticks(range(len(names)), names)
         panel.set_ylim(-0.6, len(names) - 0.4)
-        panel.set(title=title, xlabel=label)
+        panel.set(title=title, xlabel="dev, percent")
         panel.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].legend(fontsize="small")
     figure.savefig(path, dpi=120)
 
 
@@ -84,11 +80,13 @@ class Ensemble:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Summary:
-    """All runs of one task; the place of each has its learning_rate, batch_size, epochs and seed.
+    """All runs of one task; the place of each has its learning_rate, batch_size, epochs and seed. Measures are fractions.
 
     measure: the name of the main measure
     outcomes: in the order of the grid; at least one has a measure
     measures: of the best run, for every validation split
+    baseline: the main measure of the most common answer
+    control: the run from random weights, if it was asked for
     ensemble: of the best runs, if it was asked for
     """
 
@@ -96,6 +94,8 @@ class Summary:
     measure: str
     outcomes: tuple[Outcome, ...]
     measures: Mapping[str, Mapping[str, float]]
+    baseline: float
+    control: Outcome | None = None
     ensemble: Ensemble | None = None
 
     @property
@@ -141,6 +141,8 @@ def summaries_json(summaries: Sequence[Summary]) -> dict[str, Any]:
             "median": summary.median,
             "lowest": min(summary.values, default=None),
             "highest": max(summary.values, default=None),
+            "most_common_answer": summary.baseline,
+            "random_weights": summary.control and dict(summary.control.measures),
             "ensemble": together
             and {"runs": [str(one.path) for one in together.members], "measures": dict(together.measures)},
             "runs": [
@@ -165,17 +167,23 @@ def summary_tables(summaries: Sequence[Summary], *, title: str = "protocol") -> 
         best = ", ".join(_listed(values) for values in summary.measures.values())
         median, spread = "-", "-"
         if summary.values:
-            median = f"{summary.measure} {summary.median:.4f}"
-            spread = f"{min(summary.values):.4f} - {max(summary.values):.4f}"
+            median = f"{summary.measure} {percent(summary.median)}"
+            spread = f"{percent(min(summary.values))} - {percent(max(summary.values))}"
+            spread = "one run" if len(summary.outcomes) == 1 else spread
         counts = (summary.task, len(summary.outcomes), len(summary.degenerate))
-        rows.append((*counts, best, label(summary.best), median, spread))
+        trivial = (percent(summary.baseline), *_control(summary))
+        rows.append((*counts, best, label(summary.best), median, spread, *trivial))
         stuck += [(summary.task, label(one), one.degenerate) for one in summary.degenerate]
         if summary.ensemble is not None:
             alone = [member.measures[summary.measure] for member in summary.ensemble.members]
-            members = f"{summary.measure} {statistics.fmean(alone):.4f}, best {max(alone):.4f}"
+            members = f"{summary.measure} {percent(statistics.fmean(alone))}, best {percent(max(alone))}"
             together.append((summary.task, len(alone), _listed(summary.ensemble.measures), members))
-    columns = ("task", "runs", "degenerate", "best on dev", heading, "median", "spread")
-    made = [Table(f"{title}; median and spread leave out degenerate runs", columns, rows)]
+    controls = ("random weights",) if any(one.control is not None for one in summaries) else ()
+    columns = ("task", "runs", "degenerate", "best on dev", heading, "median", "spread", COMMONEST, *controls)
+    covers = "percent; the best run is chosen on dev; median and spread leave out degenerate runs"
+    if len({one.place["seed"] for summary in summaries for one in summary.outcomes}) == 1:
+        covers += f"; {ONE_SEED} for each setting"
+    made = [Table(f"{title}; {covers}", columns, rows)]
     if together:
         heads = ("task", "members", "ensemble on dev", "members alone, mean")
         made.append(Table("ensembles of the best runs, chosen on the same dev split", heads, together))
@@ -185,8 +193,20 @@ def summary_tables(summaries: Sequence[Summary], *, title: str = "protocol") -> 
     return [*made, paper] if paper else made
 
 
+def _control(summary: Summary) -> tuple[str, ...]:
+    """The cell of the run from random weights, if there is one."""
+    if summary.control is None:
+        return ()
+    value = percent(summary.control.measures.get(summary.measure))
+    return (f"{value}, degenerate" if summary.control.degenerate else value,)
+
+
 def _listed(measures: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4f}" for name, value in measures.items())
+    """Measures as a table shows them: in percent, but a tau as it is."""
+    return ", ".join(
+        f"{name} {f'{value:z.2f}' if name.endswith('_tau') else percent(value)}"
+        for name, value in measures.items()
+    )
 
 
 def _labels(outcomes: Sequence[Outcome]) -> tuple[Callable[[Outcome], str], str]:
@@ -207,181 +227,14 @@ def write_summaries(summaries: Sequence[Summary], output: pathlib.Path, content:
     """Writes results.png, a plot of all runs that have a measure, and then results.json. The seeds of a setting are one row."""
     panels: dict[str, dict[str, list[Dot]]] = {}
     for summary in summaries:
-        rows, best = panels.setdefault(f"{summary.task}, {summary.measure}", {}), summary.best
-        for one in summary.outcomes:
+        rows, best = panels.setdefault(_panel(summary), {}), summary.best
+        for one in (*summary.outcomes, *([summary.control] if summary.control else [])):
             dots = rows.setdefault(one.path.name.rpartition("_seed-")[0], [])
             if one.measures:
                 dots.append(Dot(one.measures[summary.measure], one.degenerate is not None, one is best))
-    draw(panels, output / PICTURE, label="dev")
+    draw(panels, output / PICTURE, baselines={_panel(one): one.baseline for one in summaries})
     write_results(output, content)
 
 
-# -----------------------------------------------------------------------------------------------------------
-# Comparisons: the rows of an ablation
-
-
-class Compared(NamedTuple):
-    """Two rows of an ablation on one task, the better one of the paper first."""
-
-    task: str
-    better: str
-    worse: str
-    found: Ordering
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """The rows of an ablation, from several restarts on each task.
-
-    measures: the name of the measure of each task
-    values: row -> task -> the measure of each run that learned, in percent
-    stuck: row -> task -> that of each run that failed to learn; None for one whose loss diverged
-    failed: run -> the reason why it failed to learn
-    figures: row and task -> the paper's measure
-    pairs: task, better row and worse row, as the paper has them
-    baselines: the measure of the most common answer in percent, by task; None with pre-training
-    perplexities: row -> of its pre-training, on the held-out text; None for a snapshot
-    """
-
-    name: str
-    title: str
-    measures: Mapping[str, str]
-    values: Mapping[str, Mapping[str, Sequence[float]]]
-    stuck: Mapping[str, Mapping[str, Sequence[float | None]]]
-    failed: Mapping[str, str]
-    figures: Mapping[tuple[str, str], float]
-    pairs: Sequence[tuple[str, str, str]]
-    baselines: Mapping[str, float] | None = None
-    perplexities: Mapping[str, float | None] | None = None
-
-    def orderings(self) -> list[Compared]:
-        """The pairs; a pair with a row of which no run learned has no difference."""
-        return [
-            Compared(task, better, worse, ordering(self.values[better][task], self.values[worse][task]))
-            for task, better, worse in self.pairs
-        ]
-
-
-def compare(
-    outcomes: Iterable[Outcome], tasks: Mapping[str, Task], *, pairs: Sequence[tuple[str, str]], **about: Any
-) -> Comparison:
-    """The comparison of finished runs.
-
-    outcomes: the place of each has its row and its seed; runs without a task are left out
-    pairs: rows to compare on each task, in the order of the figures where the paper has them, and left out where those are equal;
-        else the better row is the first
-    about: the other fields of Comparison
-    """
-    measures, figures = about["measures"], about["figures"]
-    values, stuck, failed = dict[str, dict[str, Any]](), dict[str, dict[str, Any]](), {}
-    for one in outcomes:
-        if not one.task:
-            continue
-        row = one.place["row"]
-        for kept in (values, stuck):
-            kept.setdefault(row, {task: [] for task in tasks})
-        measure = one.measures.get(measures[one.task])
-        if measure is not None:
-            measure = in_percent(measure, kind=tasks[one.task].kind)
-        if measure is not None and one.degenerate is None:
-            values[row][one.task].append(measure)
-        else:
-            stuck[row][one.task].append(measure)
-            why = one.degenerate or f"no {measures[one.task]}"
-            failed[f"{one.task}, {row}, seed {one.place['seed']}"] = why
-    ordered = []
-    for task, (better, worse) in itertools.product(tasks, pairs):
-        first, second = (figures.get((row, task)) for row in (better, worse))
-        known = first is not None and second is not None
-        if not known or first > second:
-            ordered.append((task, better, worse))
-        elif first < second:
-            ordered.append((task, worse, better))
-    return Comparison(values=values, stuck=stuck, failed=failed, pairs=ordered, **about)
-
-
-def comparison_json(found: Comparison) -> dict[str, Any]:
-    """The content of results.json; measures and differences in percent."""
-    tasks = []
-    for task, measure in found.measures.items():
-        rows = [
-            {
-                "row": row,
-                "measures": [*values[task]],
-                "degenerate": [*found.stuck[row][task]],
-                "paper": found.figures.get((row, task)),
-            }
-            for row, values in found.values.items()
-        ]
-        baseline = {} if found.baselines is None else {"most_common_answer": found.baselines[task]}
-        tasks.append({"task": task, "measure": measure, **baseline, "rows": rows})
-    orderings = [
-        {"task": one.task, "better": one.better, "worse": one.worse}
-        | {name: None if value != value else value for name, value in one.found._asdict().items()}  # NaN
-        for one in found.orderings()
-    ]
-    made = {"ablation": found.name, "tasks": tasks, "orderings": orderings, "failed": dict(found.failed)}
-    return made if found.perplexities is None else made | {"perplexities": dict(found.perplexities)}
-
-
-def comparison_tables(found: Comparison) -> list[Table]:
-    """Tables to print: our results with their spread and the paper's figures, the orderings, and runs that failed to learn."""
-    columns = {}
-    if found.perplexities is not None:
-        values = found.perplexities.values()
-        columns["held-out perplexity"] = ["-" if one is None else f"{one:.1f}" for one in values]
-    for task, measure in found.measures.items():
-        cells = [
-            _spread(values[task], len(found.stuck[row][task]), found.figures.get((row, task)))
-            for row, values in found.values.items()
-        ]
-        baseline = [] if found.baselines is None else [f"{found.baselines[task]:.1f}"]
-        columns[f"{task}, {measure}"] = cells + baseline
-    names = [*found.values, *([] if found.baselines is None else ["most common answer"])]
-    title = f"{found.title}: mean and standard deviation of the runs that learned, and (the paper's), dev, percent"
-    if len(columns) > len(names):  # many tasks read better as rows
-        made = [Table(title, ("task", *names), [(name, *cells) for name, cells in columns.items()])]
-    else:
-        made = [Table(title, ("row", *columns), [*zip(names, *columns.values(), strict=True)])]
-    orderings = [
-        (
-            one.task,
-            f"{one.better} over {one.worse}",
-            "-" if math.isnan(one.found.difference) else f"{one.found.difference:+.2f}",
-            "-" if math.isnan(one.found.error) else f"{one.found.error:.2f}",
-            one.found.verdict,
-        )
-        for one in found.orderings()
-    ]
-    heads = ("task", "expected order", "difference", "standard error", "here")
-    made.append(Table("orderings; they hold or fail at the 5 % level (Welch's t-test)", heads, orderings))
-    if found.failed:
-        title = f"{len(found.failed)} runs failed to learn, which the means leave out; {ADVICE}"
-        made.append(Table(title, ("run", "why"), [*found.failed.items()]))
-    return made
-
-
-def _spread(values: Sequence[float], failed: int, figure: float | None) -> str:
-    """The mean, the standard deviation, the runs that failed to learn and, in brackets, the paper's figure."""
-    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    mean = f"{statistics.fmean(values):.1f}{spread}" if values else "-"
-    stuck = f", {failed} of {failed + len(values)} failed" if failed else ""
-    return mean + stuck + ("" if figure is None else f" ({figure})")
-
-
-def write_comparison(found: Comparison, output: pathlib.Path) -> None:
-    """Writes results.png, a plot of all runs with a line for the most common answer, and then results.json."""
-    titles = {task: f"{task}, {measure}" for task, measure in found.measures.items()}
-    panels = {
-        title: {
-            row: [
-                *map(Dot, values[task]),
-                *(Dot(value, True) for value in found.stuck[row][task] if value is not None),
-            ]
-            for row, values in found.values.items()
-        }
-        for task, title in titles.items()
-    }
-    baselines = found.baselines and {titles[task]: value for task, value in found.baselines.items()}
-    draw(panels, output / PICTURE, label="dev, %", baselines=baselines)
-    write_results(output, comparison_json(found))
+def _panel(summary: Summary) -> str:
+    return f"{summary.task}, {summary.measure}"

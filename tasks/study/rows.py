@@ -33,7 +33,7 @@ class Row:
     recipe: a key of RECIPES
     settings: of its pre-training, besides those of the scale
     weights: the row whose pre-training it uses; None for its own pre-training
-    share: fine-tuning starts after this fraction of the pre-training's steps
+    share: fine-tuning starts after this fraction of the pre-training's steps; 0 starts at random weights of the same sizes
     finetuned: fields of the encoder's configuration to change for fine-tuning; new layers are randomly initialized
     """
 
@@ -59,6 +59,7 @@ class Ablation(NamedTuple):
     measures: Mapping[str, str] = {}
 
 
+CONTROL = "random weights"  # a row beside those of every table: the first row's encoder without pre-training
 SHARES = (1.0, 0.75, 0.5, 0.25)
 MASKING_RATES = (5, 10, 15, 20, 30, 40, 80)
 ABLATIONS = {
@@ -117,6 +118,18 @@ ABLATIONS = {
         },
     ),
 }
+
+
+def chosen_rows(table: Sequence[Row], names: Sequence[str] | None) -> list[Row]:
+    """The rows of a table with these names, in its order, and CONTROL; None takes all. Raises BertKerasError for other names."""
+    known = {row.name: row for row in (*table, Row(name=CONTROL, weights=table[0].name, share=0.0))}
+    if names is None:
+        return [*known.values()]
+    check_once("rows", names)
+    if unknown := [name for name in names if name not in known]:
+        raise BertKerasError(f"unknown row {unknown[0]!r}; give some of {'; '.join(known)}.")
+    return [row for name, row in known.items() if name in names]
+
 
 FEATURES = "-features"  # suffix of a task's name: use the feature-based approach
 FEATURE_LAYERS = "concat_last_four"  # table 8
