@@ -31,6 +31,7 @@ from bert_keras.io.json_files import (
     shortened,
     within,
 )
+from bert_keras.io.own_code import is_own
 
 
 def setting(
@@ -38,15 +39,19 @@ def setting(
     *,
     help: str,
     choices: Sequence[str] = (),
+    own: bool = False,
     at_least: float | None = None,
     over: float | None = None,
     at_most: float | None = None,
     below: float | None = None,
 ) -> Any:
-    """A dataclass field. If the annotation allows None, choices and bounds do not apply to None."""
+    """A dataclass field. If the annotation allows None, choices and bounds do not apply to None.
+
+    own: besides the choices, MODULE:NAME of a user's own code
+    """
     bounds = {"at_least": at_least, "over": over, "at_most": at_most, "below": below}
     return dataclasses.field(
-        default=default, metadata={"help": help, "choices": tuple(choices), "bounds": bounds}
+        default=default, metadata={"help": help, "choices": tuple(choices), "own": own, "bounds": bounds}
     )
 
 
@@ -82,7 +87,13 @@ def _field_type(annotation: Any, rule: Any) -> FieldType:
             return list_of(_field_type(items[0], rule))
         return fixed_list(*(_field_type(item, rule) for item in items))
     if rule.get("choices"):
-        return one_of(rule["choices"])
+        known = one_of(rule["choices"])
+        if not rule.get("own"):
+            return known
+        return FieldType(
+            f"{known.wanted}, or MODULE:NAME",
+            lambda value: known.accepts(value) or (isinstance(value, str) and is_own(value)),
+        )
     if annotation not in _KINDS:
         raise BertKerasError(
             f"a setting is annotated {annotation}; give bool, str, int, float, a tuple of them, or one of them with `| None`."
@@ -170,6 +181,8 @@ def add_flags(
         if name in without or (only is not None and name not in only):
             continue
         form = _form(annotation, field.metadata.get("choices", ()), negatable=negatable)
+        if field.metadata.get("own"):
+            form = {"type": str, "metavar": f"{{{','.join(field.metadata['choices'])},MODULE:NAME}}"}
         default = getattr(settings, name, None)
         known = default is not None and default is not False
         text = field.metadata.get("help", "") + (f" (default: {format_value(default)})" if known else "")

@@ -281,12 +281,17 @@ def _show_export(path: str) -> None:
 
 def _show_checkpoint(path: str) -> None:
     from bert_keras import checkpoints
+    from bert_keras.checkpoints.hugging_face import TASK_FILE
     from bert_keras.checkpoints.hugging_face_tokenizer import lower_cases
+    from bert_keras.io.json_files import read_object, shortened
+    from bert_keras.tasks.pretraining.unfinished import read_unfinished
     from bert_keras.tasks.runs.run_card import describe
     from bert_keras.tasks.runs.run_folder import is_run, load_run
+    from bert_keras.tasks.runs.task_types import TASKS
 
     model = checkpoints.resolve(path)
-    checkpoint = checkpoints.read(model)
+    unfinished = read_unfinished(model.path)
+    checkpoint = unfinished.checkpoint if unfinished else checkpoints.read(model)
     count = sum(tensor.size for tensor in checkpoint.tensors.values())
     facts = {"format": checkpoint.format, "tensors": len(checkpoint.tensors), "parameters": f"{count:,}"}
     if (vocabulary := checkpoint.vocabulary).has_tokens:
@@ -294,7 +299,10 @@ def _show_checkpoint(path: str) -> None:
         size = "a SentencePiece model" if tokens is None else f"{len(tokens):,} tokens"
         facts |= {"vocabulary": size, "lower_case": lower_cases(vocabulary)}
     facts |= checkpoint.origin
-    if is_run(model):
+    facts |= {"state": str(unfinished)} if unfinished else {}
+    if is_run(model) and (kind := read_object(model.path / TASK_FILE).get("kind")) not in TASKS:
+        facts["task"] = f"{shortened(kind)}, a task of its own: give --task to use it"
+    elif is_run(model):
         run = load_run(model)
         facts |= {
             "task": run.task.name,

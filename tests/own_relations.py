@@ -11,6 +11,8 @@ import bert_keras as bk
 from bert_keras.fields import Checked, setting
 from bert_keras.tasks.data.sources import numbered_lines, split_file
 from bert_keras.tasks.pretraining.recipes import Recipe
+from bert_keras.tasks.pretraining.samplers import Sampler
+from bert_keras.tasks.study.rows import Row
 
 FILES = {"train": ("train.jsonl",), "validation": ("dev.jsonl",)}
 
@@ -92,3 +94,14 @@ class Lengths(bk.Objective):
 
 
 LENGTHS = Recipe(objectives=("masked_lm", Lengths), settings={"long": 10})
+
+
+def each_line(documents, rng, *, settings):
+    """Each line is an instance."""
+    for document in documents:
+        for start, end in zip(document.bounds, document.bounds[1:], strict=False):
+            yield start, min(end, start + settings.room), 0
+
+
+LINES = Sampler(each_line)
+ROW = Row(name="lengths", recipe="own_relations:LENGTHS")

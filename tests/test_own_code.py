@@ -1,5 +1,6 @@
 """Tasks, recipes and objectives of a user's own, by name: they train, are saved, and are never imported by a file."""
 
+import dataclasses
 import json
 import shutil
 import sys
@@ -16,13 +17,18 @@ from random_checkpoints import refused
 import bert_keras as bk
 from bert_keras import checkpoints
 from bert_keras.cli.main import parser
+from bert_keras.config_files import HUGGING_FACE
 from bert_keras.io.own_code import digests_of, load_own
 from bert_keras.tasks.finetuning.finetune import finetune, plan_finetuning
 from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.pretraining.pretrain import Pretraining, pretrain
+from bert_keras.tasks.pretraining import pretrain as pretrain_module
+from bert_keras.tasks.pretraining.pretrain import Pretraining, plan_pretraining, pretrain
 from bert_keras.tasks.pretraining.recipes import recipe_named
+from bert_keras.tasks.pretraining.samplers import sampler_of
+from bert_keras.tasks.pretraining.unfinished import read_unfinished
 from bert_keras.tasks.runs.run_folder import load_run
 from bert_keras.tasks.runs.task_types import open_task
+from bert_keras.tasks.study.rows import SCALES, chosen_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
 
@@ -67,10 +73,10 @@ def test_a_run_and_a_keras_file_have_every_weight(trained):
 def test_code_that_a_file_names_is_not_imported(trained, monkeypatch):
     monkeypatch.delitem(sys.modules, "own_relations")
     for path in (trained, trained.parent / "model.keras"):
-        refused(f"the task {NAME}, whose code is not imported from a file: give --task", bk.load, path)
+        refused(f"the task '{NAME}', whose code is not imported from a file: give --task", bk.load, path)
     assert "own_relations" not in sys.modules
     refused(
-        f"is of the task {NAME}, not text-classification; give the task of the run",
+        f"is of the task '{NAME}', not text-classification; give the task of the run",
         bk.load,
         trained,
         task="sst2",
@@ -187,3 +193,72 @@ def test_commands_take_a_task_by_name(data, tiny, tmp_path, capfd, monkeypatch):
             assert {json.loads(line)["label"] for line in out.splitlines()} <= {"bad", "good"}
     code, out, err = runs.run_command(capfd, "info", "run")
     assert code == 0 and NAME in out, err
+
+
+def test_a_sampler_and_a_row_of_a_study_by_name(tmp_path, monkeypatch):
+    """A sampler that a recipe names; a row that `--rows` names."""
+    recipe = recipe_named("bert-no-nsp").changed(sampler="own_relations:LINES")
+    assert recipe.sampling(32).room == 30  # one segment
+    refused("sampler is 'any'; sampler must be one of .*, or MODULE:NAME", recipe.changed, sampler="any")
+    refused("sampler own_relations:LENGTHS is Recipe; give a Sampler", sampler_of, "own_relations:LENGTHS")
+    changes = pretrainings.SMALL | {"steps": 2}
+    plan = plan_pretraining(Pretraining(**pretrainings.given(recipe=recipe.changed(**changes))))
+    assert plan.fingerprint["sampler"] == "own_relations:LINES" and [*plan.fingerprint["code"]] == [
+        "own_relations"
+    ]
+    first, *_ = chosen_rows(SCALES["small"].rows["tasks"], ["BERT", "own_relations:ROW"])[::-1]
+    assert (first.name, first.recipe) == ("own_relations:ROW", "own_relations:LENGTHS")
+    refused(
+        "--rows own_relations:LENGTHS is Recipe; give a Row", chosen_rows, (first,), ["own_relations:LENGTHS"]
+    )
+
+
+def test_instances_that_are_refused_leave_nothing(tmp_path, tiny, capfd):
+    """Each line is a document of one sentence, and none has a pair."""
+    (tmp_path / "text.txt").write_text("\n\n".join(runs.texts(8, seed=1)) + "\n")
+    flags = [
+        "--text",
+        tmp_path / "text.txt",
+        "--vocab",
+        tiny / "vocab.txt",
+        "--workers",
+        "1",
+        "--seq-length",
+        "16",
+    ]
+    code, _, err = runs.run_command(
+        capfd, "instances", *flags, "--sampler", "sentence_order", "--output", tmp_path / "out"
+    )
+    assert code == 1 and "gave no instance" in err, err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.long
+def test_an_unfinished_pretraining_is_read_at_its_last_save(tmp_path, capfd, monkeypatch):
+    changes = pretrainings.SMALL | {"steps": 4}
+    given = Pretraining(**pretrainings.given(recipe=recipe_named("bert").changed(**changes)))
+    monkeypatch.setattr(pretrain_module.PretrainingMonitor, "results", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        pretrain(given, tmp_path / "run", save_every=2, verbose=0, log=lambda line: None)
+    code, out, err = runs.run_command(capfd, "info", tmp_path / "run")
+    assert code == 0 and "an unfinished pre-training, at step 4 of 4" in out, err
+    code, out, err = runs.run_command(
+        capfd, "fill-mask", "--checkpoint", tmp_path / "run", "the [MASK]", "--json"
+    )
+    assert code == 0 and "at step 4 of 4" in err and len(json.loads(out)["masks"]) == 1, err
+    monkeypatch.undo()
+    pretrain(given, tmp_path / "run", save_every=2, verbose=0, log=lambda line: None)
+    read, last = read_unfinished(tmp_path / "run"), checkpoints.read(tmp_path / "run")
+    (tmp_path / "run" / "results.json").unlink()
+    kept = read_unfinished(tmp_path / "run").checkpoint.tensors
+    assert read is None and {*last.tensors} <= {*kept}
+    for name, tensor in last.tensors.items():
+        np.testing.assert_array_equal(kept[name], tensor)
+
+
+def test_a_config_that_no_file_can_hold_is_refused_before_a_training(monkeypatch):
+    form = HUGGING_FACE["bert_keras"]
+    keys = {key: name for key, name in form.keys.items() if name != "causal"}
+    monkeypatch.setitem(HUGGING_FACE, "bert_keras", dataclasses.replace(form, keys=keys))
+    given = pretrainings.given("ltr-no-nsp", changes={"steps": 2})
+    refused("no config.json can hold causal True; add a row to _OURS", plan_pretraining, Pretraining(**given))

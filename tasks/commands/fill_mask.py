@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bert_keras.cli.console import PATH, Command, progress, start
+from bert_keras.cli.console import PATH, Command, note, progress, start
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import add_flags, given_settings
 from bert_keras.io.json_files import as_json
@@ -41,6 +41,7 @@ def _run_fill_mask(args: argparse.Namespace) -> None:
     batch_size = inference_of(args).batch_size
     start()
     from bert_keras import checkpoints
+    from bert_keras.tasks.pretraining.unfinished import read_unfinished
     from bert_keras.tasks.problems.fill_mask import TEXT, FillMask, count_masks
     from bert_keras.tasks.runs.run_folder import is_run, load_run, run_of
     from bert_keras.text.rules import MASK
@@ -50,7 +51,10 @@ def _run_fill_mask(args: argparse.Namespace) -> None:
             f"there is no {MASK} in {unmasked[0]!r}; write it in place of the word to predict."
         )
     model, options = checkpoints.resolve(args.checkpoint), given_settings(args, FillMaskOptions)
-    if is_run(model):
+    if unfinished := read_unfinished(model.path):
+        note(f"{model.path} is {unfinished}")
+        run = run_of(FillMask(**options), unfinished.checkpoint)
+    elif is_run(model):
         run = load_run(model)
         if not isinstance(run.task, FillMask):
             raise BertKerasError(

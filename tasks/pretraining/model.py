@@ -36,7 +36,7 @@ from bert_keras.tasks.devices.workers import Workers
 from bert_keras.tasks.hparams import PretrainHparams, Sampling
 from bert_keras.tasks.pretraining.recipes import FIELDS, Recipe
 from bert_keras.tasks.pretraining.records import MANIFEST, RecordFiles, load_manifests
-from bert_keras.tasks.pretraining.samplers import SAMPLERS
+from bert_keras.tasks.pretraining.samplers import sampler_of
 from bert_keras.tasks.problems.fill_mask import FillMask
 from bert_keras.tasks.runs.run_folder import save_task, save_weights
 from bert_keras.tasks.training.plan import digest_of_tensors
@@ -230,13 +230,13 @@ def assign(start: Start, model: Pretrainer) -> list[str]:
         return []
     lines = []
     if start.checkpoint.tensors:
-        heads = _heads(model, model.encoder)
+        heads = heads_on(model, model.encoder)
         report = checkpoints.assign(start.checkpoint, model.encoder, fresh=("pooler", *heads), **heads)
         lines.append(str(report))
     for name in model.companions:
         encoder = getattr(model, name)
         if name in start.companions:
-            checkpoints.assign(start.companions[name], encoder, **_heads(model, encoder))
+            checkpoints.assign(start.companions[name], encoder, **heads_on(model, encoder))
         else:
             lines.append(f"the {name} is randomly initialized: the checkpoint has no {name}/")
     return lines
@@ -246,10 +246,10 @@ def check_saves(model: Pretrainer) -> None:
     """Raises BertKerasError for heads or a configuration that no file can hold: call it before a training."""
     for encoder in (model.encoder, *(getattr(model, name) for name in model.companions)):
         encoder.config.to_hugging_face()
-        checkpoints.collect(encoder.config, encoder, **_heads(model, encoder))
+        checkpoints.collect(encoder.config, encoder, **heads_on(model, encoder))
 
 
-def _heads(model: Pretrainer, encoder: BertEncoder) -> dict[str, keras.layers.Layer]:
+def heads_on(model: Pretrainer, encoder: BertEncoder) -> dict[str, keras.layers.Layer]:
     """The heads that read this encoder."""
     return {name: head for name, head in model.heads.items() if model.encoders[name] is encoder}
 
@@ -270,13 +270,13 @@ def save(
     fills_masks = {one.name for one in model.objectives if one.fills_masks}
     of_pairs = {one.name for one in model.objectives if one.pair_labels}
     for folder, encoder in encoders.items():
-        heads = _heads(model, encoder)
+        heads = heads_on(model, encoder)
         trained = any(one is encoder.pooler.kernel for one in model.trainable_variables)
         known = trained or (
             encoder is model.encoder and start is not None and "pooler/kernel" in start.tensors
         )
         without = () if known else ("pooler",)
-        labels = SAMPLERS[sampler].labels if of_pairs & {*heads} else ()
+        labels = sampler_of(sampler).labels if of_pairs & {*heads} else ()
         save_weights(folder, preprocess.tokenizer, encoder, heads, without=without, labels=labels)
         if fills_masks & {*heads}:
             save_task(folder, FillMask(), preprocess)

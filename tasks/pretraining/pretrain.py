@@ -66,6 +66,8 @@ from bert_keras.tasks.pretraining.monitor import PretrainingMonitor, RunInputs
 from bert_keras.tasks.pretraining.processes import check_sendable, check_workers
 from bert_keras.tasks.pretraining.recipes import FIELDS, Recipe
 from bert_keras.tasks.pretraining.records import RecordFiles
+from bert_keras.tasks.pretraining.samplers import sampler_of
+from bert_keras.tasks.pretraining.unfinished import describe
 from bert_keras.tasks.pretraining.vocabulary import describe_changes
 from bert_keras.tasks.runs.run_folder import ORIGIN
 from bert_keras.tasks.training.loop import RUN, check_save_every, train
@@ -316,6 +318,7 @@ def plan_pretraining(given: Pretraining) -> Plan:
             sampler=recipe.sampling().sampler,
             start=start.checkpoint,
         ),
+        describe=functools.partial(describe, model=model, tokenizer=tokenizer),
         about={"strategy": given.strategy_name, "settings": fingerprint, ORIGIN: dict(start.origin)},
     )
     stages = [_stage(inputs, number, distribution) for number in range(len(source.phases))]
@@ -342,8 +345,9 @@ def _fingerprint(
         "segmenter": given.segment is not None and describe_segmenter(given.segment),
         "snapshots": list(given.snapshots),
     }
-    own = [one for one in (*recipe.objectives, given.segment) if callable(one)]
-    fingerprint |= {"code": code} if (code := digests_of(*own)) else {}
+    own = (*recipe.objectives, given.segment, sampler_of(recipe.sampling().sampler).sample)
+    code = digests_of(*[one for one in own if callable(one)])
+    fingerprint |= {"code": code} if code else {}
     fingerprint = dict(json.loads(json.dumps(fingerprint)))
     return {**fingerprint, **source.fingerprint, **start.fingerprint(), "strategy": given.strategy_name}
 

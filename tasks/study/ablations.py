@@ -25,6 +25,7 @@ from bert_keras.fields import checked_value
 from bert_keras.io import formats
 from bert_keras.io.folders import Folder, Layout
 from bert_keras.io.json_files import OBJECT, checked_fields, list_of, read_object
+from bert_keras.io.own_code import is_own
 from bert_keras.tasks.data.sources import Source
 from bert_keras.tasks.devices.strategies import strategy
 from bert_keras.tasks.devices.workers import Workers, reports_lost_workers
@@ -324,6 +325,7 @@ def plan_ablation(
     workers, chosen, folder = Workers(strategy(strategy_name)), SCALES[scale], Folder(output, ABLATION)
     folder.check(reopen=True)
     table, changes = chosen.rows[name], dict(changes or {})
+    of_study = chosen_rows(table, rows)
     first = changes.get("seed", FIRST_SEED)
     plan = _Pretrained(
         output=folder.path,
@@ -332,9 +334,9 @@ def plan_ablation(
         held_out=held_out,
         scale=chosen,
         table=table,
-        rows=chosen_rows(table, rows),
+        rows=of_study,
         tasks=_open_tasks(tasks or chosen.tasks[name], data, chosen),
-        recipes=_recipes(table, chosen, changes),
+        recipes=_recipes([*table, *(row for row in of_study if is_own(row.name))], chosen, changes),
         given=dict(finetuning or {}),
         seeds=range(first, first + (chosen.restarts if restarts is None else restarts)),
         pretrainings=pretrainings,
