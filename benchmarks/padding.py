@@ -30,7 +30,7 @@ from bert_keras.tasks.pretraining.instance_sources import make_batches
 from bert_keras.tasks.pretraining.instance_stream import InstanceMaker, stream
 from bert_keras.tasks.pretraining.model import make_objectives, objective_classes
 from bert_keras.tasks.pretraining.recipes import RECIPES
-from bert_keras.tasks.runs.run_folder import open_task
+from bert_keras.tasks.runs.task_types import open_task
 from bert_keras.text.tokenizer import Tokenizer
 
 LENGTHS, REQUESTS = (128, 512), (1, 8, 32)

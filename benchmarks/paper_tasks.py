@@ -32,7 +32,8 @@ from bert_keras.savedmodels import demo
 from bert_keras.tasks import metrics
 from bert_keras.tasks.problems.multiple_choice import MultipleChoice
 from bert_keras.tasks.problems.question_answering import QuestionAnswering
-from bert_keras.tasks.runs.run_folder import TASKS, evaluate, load_run
+from bert_keras.tasks.runs.run_folder import evaluate, load_run
+from bert_keras.tasks.runs.task_types import TASKS
 
 CONLL_SENTENCES = 1_000
 XQUAD = "squad/xquad.en.json"

@@ -24,7 +24,8 @@ import bert_keras as bk
 from bert_keras.tasks.batches import predictor
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.runs.run_folder import load_run, open_task
+from bert_keras.tasks.runs.run_folder import load_run
+from bert_keras.tasks.runs.task_types import open_task
 
 PASSES = 5
 once = functools.partial(seconds_per_call, at_least=0.0, clock="wall")

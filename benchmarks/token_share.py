@@ -12,7 +12,7 @@ import time
 
 from bert_keras.tasks.finetuning.finetune import plan_finetuning
 from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.runs.run_folder import open_task
+from bert_keras.tasks.runs.task_types import open_task
 
 WARM_UP = 3  # batches, which trace the graphs
 

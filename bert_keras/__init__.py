@@ -25,7 +25,13 @@ if TYPE_CHECKING:  # editors and type checkers read these lines; they do not run
     )
     from bert_keras.model.tensorflow_layers import HubLayer, PreprocessorLayer
     from bert_keras.optimization.losses import GlobalMean, cross_entropy, squared_error
-    from bert_keras.optimization.objectives import LeftToRight, MaskedLM, ReplacedTokens, SentencePair
+    from bert_keras.optimization.objectives import (
+        LeftToRight,
+        MaskedLM,
+        Objective,
+        ReplacedTokens,
+        SentencePair,
+    )
     from bert_keras.optimization.optimizers import LAMB, AdamW
     from bert_keras.optimization.pretrainers import ElectraPretrainer, Pretrainer
     from bert_keras.optimization.replicas import without_autotuning
@@ -45,6 +51,7 @@ if TYPE_CHECKING:  # editors and type checkers read these lines; they do not run
         tagger,
     )
     from bert_keras.tasks.strings.text_model import TextModel
+    from bert_keras.tasks.task import Data, Problem, Report, Task
     from bert_keras.text.byte_bpe import ByteBPE
     from bert_keras.text.masking import Pieces
     from bert_keras.text.preprocessing import Preprocessor, pad_batches
@@ -64,6 +71,7 @@ __all__ = [
     "ChoiceHead",
     "ClassifierHead",
     "ConcatClassifierHead",
+    "Data",
     "ElectraPretrainer",
     "GlobalMean",
     "HubLayer",
@@ -74,17 +82,21 @@ __all__ = [
     "Masking",
     "MeanPooling",
     "NextSentenceHead",
+    "Objective",
     "Pieces",
     "Preprocessor",
     "PreprocessorLayer",
     "Pretrainer",
+    "Problem",
     "ReplacedTokenHead",
     "ReplacedTokens",
+    "Report",
     "Rules",
     "SentencePair",
     "SentencePiece",
     "SlantedTriangular",
     "SpanHead",
+    "Task",
     "TextModel",
     "TokenHead",
     "WarmupLinearDecay",
@@ -122,7 +134,13 @@ _HOMES = {
     "bert_keras.model.heads": CLASSES["bert_keras.model.heads"],
     "bert_keras.fields": ("Masking",),
     "bert_keras.text.masking": ("Pieces",),
-    "bert_keras.optimization.objectives": ("LeftToRight", "MaskedLM", "ReplacedTokens", "SentencePair"),
+    "bert_keras.optimization.objectives": (
+        "LeftToRight",
+        "MaskedLM",
+        "Objective",
+        "ReplacedTokens",
+        "SentencePair",
+    ),
     "bert_keras.optimization.pretrainers": ("ElectraPretrainer", "Pretrainer"),
     "bert_keras.optimization.replicas": ("without_autotuning",),
     "bert_keras.optimization.schedules": ("SlantedTriangular", "WarmupLinearDecay"),
@@ -130,6 +148,7 @@ _HOMES = {
     "bert_keras.optimization.optimizers": ("AdamW", "LAMB"),
     "bert_keras.checkpoints": ("load_encoder", "load_tokenizer"),
     "bert_keras.model.feature_bilstm": ("LayerMix",),
+    "bert_keras.tasks.task": ("Data", "Problem", "Report", "Task"),
     "bert_keras.tasks.strings.text_model": ("TextModel",),
     "bert_keras.tasks.strings.models": (
         "chooser",

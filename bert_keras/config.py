@@ -228,6 +228,16 @@ class BertConfig(Checked):
         Raises ValueError if a model of that type would compute other numbers.
         """
         able = self.model_types()
+        if not able:
+            unsaid = [
+                f"{name} {getattr(self, name)!r}"
+                for name, default in _defaults().items()
+                if name not in HUGGING_FACE[MODEL_TYPES[-1]].keys.values() and getattr(self, name) != default
+            ]
+            raise BertKerasError(
+                f"no config.json can hold {', '.join(unsaid)}; add a row to _OURS of bert_keras/config_files.py, or leave the "
+                "default."
+            )
         model_type = able[0] if model_type is None else model_type
         if model_type not in able:
             raise BertKerasError(

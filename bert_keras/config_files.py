@@ -161,7 +161,7 @@ _FIXED = {
 }
 _METADATA = frozenset(
     """
-    transformers_version architectures directionality finetuning_task problem_type num_labels id2label label2id
+    transformers_version architectures own_weights directionality finetuning_task problem_type num_labels id2label label2id
     pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type
     _name_or_path name_or_path _attn_implementation attn_implementation _attn_implementation_autoset
     torch_dtype dtype torchscript use_bfloat16 use_cache gradient_checkpointing chunk_size_feed_forward

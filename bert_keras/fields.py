@@ -31,6 +31,7 @@ from bert_keras.io.json_files import (
     shortened,
     within,
 )
+from bert_keras.io.own_code import is_own
 
 
 def setting(
@@ -38,15 +39,19 @@ def setting(
     *,
     help: str,
     choices: Sequence[str] = (),
+    own: bool = False,
     at_least: float | None = None,
     over: float | None = None,
     at_most: float | None = None,
     below: float | None = None,
 ) -> Any:
-    """A dataclass field. If the annotation allows None, choices and bounds do not apply to None."""
+    """A dataclass field. If the annotation allows None, choices and bounds do not apply to None.
+
+    own: besides the choices, MODULE:NAME of a user's own code
+    """
     bounds = {"at_least": at_least, "over": over, "at_most": at_most, "below": below}
     return dataclasses.field(
-        default=default, metadata={"help": help, "choices": tuple(choices), "bounds": bounds}
+        default=default, metadata={"help": help, "choices": tuple(choices), "own": own, "bounds": bounds}
     )
 
 
@@ -81,10 +86,22 @@ def _field_type(annotation: Any, rule: Any) -> FieldType:
         if items[-1] is Ellipsis:
             return list_of(_field_type(items[0], rule))
         return fixed_list(*(_field_type(item, rule) for item in items))
-    if rule["choices"]:
-        return one_of(rule["choices"])
-    kind = {bool: FLAG, str: TEXT, int: INTEGER, float: NUMBER}[annotation]
-    return within(kind, **rule["bounds"])
+    if rule.get("choices"):
+        known = one_of(rule["choices"])
+        if not rule.get("own"):
+            return known
+        return FieldType(
+            f"{known.wanted}, or MODULE:NAME",
+            lambda value: known.accepts(value) or (isinstance(value, str) and is_own(value)),
+        )
+    if annotation not in _KINDS:
+        raise BertKerasError(
+            f"a setting is annotated {annotation}; give bool, str, int, float, a tuple of them, or one of them with `| None`."
+        )
+    return within(_KINDS[annotation], **rule.get("bounds", {}))
+
+
+_KINDS = {bool: FLAG, str: TEXT, int: INTEGER, float: NUMBER}
 
 
 def _without_none(annotation: Any) -> Any:
@@ -163,10 +180,12 @@ def add_flags(
     for name, (field, annotation) in _fields(kind).items():
         if name in without or (only is not None and name not in only):
             continue
-        form = _form(annotation, field.metadata["choices"], negatable=negatable)
+        form = _form(annotation, field.metadata.get("choices", ()), negatable=negatable)
+        if field.metadata.get("own"):
+            form = {"type": str, "metavar": f"{{{','.join(field.metadata['choices'])},MODULE:NAME}}"}
         default = getattr(settings, name, None)
         known = default is not None and default is not False
-        text = field.metadata["help"] + (f" (default: {format_value(default)})" if known else "")
+        text = field.metadata.get("help", "") + (f" (default: {format_value(default)})" if known else "")
         parser.add_argument(flag_of(name), **form, default=argparse.SUPPRESS, help=text)
 
 

@@ -58,6 +58,7 @@ SECTIONS = {
         *("Pretrainer", "ElectraPretrainer", "MaskedLM", "LeftToRight", "ReplacedTokens", "SentencePair"),
         *("Masking", "Pieces"),
     ),
+    "Your own tasks and objectives": ("Task", "Data", "Problem", "Report", "Objective"),
     "Exports": ("export",),
     "Errors": ("BertKerasError",),
 }
@@ -68,7 +69,8 @@ FUNCTIONS = {
         *("with_vocab_size", "with_max_positions"),
     ),
     "bert_keras.optimization.objectives": ("label",),
-    "bert_keras.tasks.runs.run_folder": ("open_task", "load_run"),
+    "bert_keras.tasks.runs.task_types": ("open_task",),
+    "bert_keras.tasks.runs.run_folder": ("load_run",),
     "bert_keras.tasks.finetuning.finetune": ("finetune",),
     "bert_keras.tasks.pretraining.pretrain": ("pretrain",),
     "bert_keras.savedmodels.runtimes": ("export_to",),

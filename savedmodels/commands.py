@@ -17,15 +17,16 @@ from bert_keras.cli.console import PATH, SEVERAL, Command, EndNow, note, say, st
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.fields import add_flags, flag_of, given_settings
 from bert_keras.io.formats import PACKAGES, RESULTS_FILE, command_in, version_of
-from bert_keras.tasks.commands.flags import CHECKPOINT_HELP, add_model, add_pretrained_task, slow_precision
-from bert_keras.tasks.options import (
-    SAVED_MODEL,
-    TASK_OPTIONS,
-    ExportOptions,
-    HubOptions,
-    InferenceOptions,
-    ServerOptions,
+from bert_keras.io.own_code import is_own
+from bert_keras.tasks.commands.flags import (
+    CHECKPOINT_HELP,
+    add_model,
+    add_own_settings,
+    add_pretrained_task,
+    slow_precision,
+    task_settings,
 )
+from bert_keras.tasks.options import SAVED_MODEL, ExportOptions, HubOptions, InferenceOptions, ServerOptions
 
 # -----------------------------------------------------------------------------------------------------------
 # export and hub
@@ -101,15 +102,16 @@ def _run_to_export(
     from bert_keras.tasks.problems.embedding import Embedding, WordEmbedding
     from bert_keras.tasks.runs.ensemble import load_runs
     from bert_keras.tasks.runs.own_head import own_run
-    from bert_keras.tasks.runs.run_folder import KERAS, open_task, run_of, task_of
+    from bert_keras.tasks.runs.run_folder import KERAS, run_of, task_of
+    from bert_keras.tasks.runs.task_types import open_task
 
-    of_task = given_settings(args, *TASK_OPTIONS)
-    given = [args.checkpoint, args.task, options.embedding, options.seq_length, options.l2, options.layers]
-    if args.run and not any(given) and not of_task:
+    of_task, own = task_settings(args), args.task if is_own(args.task or "") else None
+    given = [args.checkpoint, options.embedding, options.seq_length, options.l2, options.layers]
+    if args.run and args.task == own and not any(given) and not of_task:
         for path in args.run:
             if not path.endswith(KERAS):
-                check(task_of(path))
-        return load_runs(args.run)
+                check(task_of(path, task=own))
+        return load_runs(args.run, task=own)
     if args.run or not args.checkpoint:
         raise BertKerasError("give --run alone, or --checkpoint; a run has its own task, options and length.")
     unread = ["--l2"] if options.l2 and options.embedding in (None, "word") else []
@@ -293,13 +295,18 @@ def _show_export(path: str) -> None:
 
 def _show_checkpoint(path: str) -> None:
     from bert_keras import checkpoints
+    from bert_keras.checkpoints.hugging_face import TASK_FILE
     from bert_keras.checkpoints.hugging_face_tokenizer import lower_cases
+    from bert_keras.io.json_files import read_object, shortened
+    from bert_keras.tasks.pretraining.unfinished import read_unfinished
     from bert_keras.tasks.runs.run_card import describe
     from bert_keras.tasks.runs.run_folder import is_run, load_run
+    from bert_keras.tasks.runs.task_types import TASKS
     from bert_keras.tasks.training.plan import origin_of
 
     model = checkpoints.resolve(path)
-    checkpoint = checkpoints.read(model)
+    unfinished = read_unfinished(model.path)
+    checkpoint = unfinished.checkpoint if unfinished else checkpoints.read(model)
     count = sum(tensor.size for tensor in checkpoint.tensors.values())
     facts = {"format": checkpoint.format, "tensors": len(checkpoint.tensors), "parameters": f"{count:,}"}
     if (vocabulary := checkpoint.vocabulary).has_tokens:
@@ -307,7 +314,10 @@ def _show_checkpoint(path: str) -> None:
         size = "a SentencePiece model" if tokens is None else f"{len(tokens):,} tokens"
         facts |= {"vocabulary": size, "lower_case": lower_cases(vocabulary)}
     facts |= origin_of(checkpoint)
-    if is_run(model):
+    facts |= {"state": str(unfinished)} if unfinished else {}
+    if is_run(model) and (kind := read_object(model.path / TASK_FILE).get("kind")) not in TASKS:
+        facts["task"] = f"{shortened(kind)}, a task of its own: give --task to use it"
+    elif is_run(model):
         run = load_run(model)
         facts |= {
             "task": run.task.name,
@@ -347,6 +357,7 @@ COMMANDS = {
         "--run runs/sst2 --output served/sst2",
         _add_export,
         _run_export,
+        add_own=add_own_settings,
     ),
     "hub": Command(
         "write a preprocessor and an encoder for TensorFlow Hub",

@@ -11,6 +11,7 @@ from typing import Any
 
 from bert_keras.config import BertConfig
 from bert_keras.fields import Checked, Masking, like, setting, wrong_setting
+from bert_keras.io.own_code import load_own
 from bert_keras.model.choices import LAYERS, PRECISIONS, check_layers
 
 MAX_SEED = 2**32 - 1
@@ -21,6 +22,13 @@ STRATEGIES = ("one", "mirrored", "multiworker", "tpu")
 FINE_TUNING_RATE, FEATURE_RATE = 5e-5, 1e-3
 # The samplers of pre-training, and the number of segments in an instance; two segments have a label.
 SEGMENTS = {"next_sentence": 2, "sentence_pair": 2, "sentence_order": 2, "full_sentences": 1, "contiguous": 1}
+
+
+def segments_of(sampler: str) -> int:
+    """The number of segments in an instance of a sampler, which a user's own sampler says."""
+    return SEGMENTS[sampler] if sampler in SEGMENTS else load_own(sampler, given="sampler").segments
+
+
 STRICT = ("next_sentence", "sentence_pair")  # the samplers that have a strict form
 # Fields of Hparams that apply only with feature_layers; the first describe the model.
 BILSTM_SETTINGS = ("lstm_layers", "lstm_units", "lstm_dropout")
@@ -235,7 +243,9 @@ class Sampling(Checked):
     short_seq_prob: float = setting(
         0.1, help="probability of a random shorter target length", at_least=0, at_most=1
     )
-    sampler: str = setting("next_sentence", help="the method that makes segments", choices=tuple(SEGMENTS))
+    sampler: str = setting(
+        "next_sentence", help="the method that makes segments", choices=tuple(SEGMENTS), own=True
+    )
     strict: bool = setting(
         False,
         help="next_sentence, sentence_pair: draw both labels with probability 1/2; skip a segment that none follows",
@@ -250,7 +260,7 @@ class Sampling(Checked):
     @property
     def room(self) -> int:
         """Tokens of text in an instance: without [CLS], and without a [SEP] after each segment."""
-        return self.seq_length - 1 - SEGMENTS[self.sampler]
+        return self.seq_length - 1 - segments_of(self.sampler)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

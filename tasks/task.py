@@ -30,7 +30,9 @@ from bert_keras.features import (
     SEQUENCE_OUTPUT,
     input_limits,
 )
+from bert_keras.fields import field_types, names_of
 from bert_keras.io.json_files import FieldType, checked_fields, one_of
+from bert_keras.io.own_code import OURS, name_of
 from bert_keras.model.encoder import BertEncoder, encoder_inputs
 from bert_keras.model.heads import ClassifierHead, ConcatClassifierHead
 from bert_keras.optimization.losses import GlobalMean, cross_entropy
@@ -52,7 +54,9 @@ PROBABILITIES, LABEL_NAMES = "probabilities", "label_names"  # decoded outputs [
 class Data(Protocol):
     """The raw examples of one data set.
 
-    names: the data sets of this class on the command line
+    names: the data sets of this class on the command line; by default the name of the class
+    settings: a dataclass of `bert_keras.fields.setting`s, the task's own: flags of the commands, arguments of its constructor
+        and attributes, and keys in task.json. `options` and `kinds` follow from it
     options: the settings that `open` accepts besides the source
     columns: the column in files of each text of `signature`, where it has another name
     quoting: of a .tsv of examples, as `read_table` takes it
@@ -61,6 +65,7 @@ class Data(Protocol):
     """
 
     names: tuple[str, ...]
+    settings: type | None = None
     options: tuple[str, ...] = ()
     columns: Mapping[str, str] = {}
     quoting: str | None = None
@@ -92,7 +97,7 @@ class Data(Protocol):
 class Problem(Protocol):
     """The trained and served part of a task.
 
-    kind: the class in task.json
+    kind: the class in task.json; by default MODULE:CLASS, which a user gives again to load a run
     name: the data set, one of `names`
     kinds: the types of the settings in task.json
     optional: the settings that task.json leaves out where they are None
@@ -287,7 +292,27 @@ class Report(Protocol):
 
 
 class Task(Data, Problem, Report, Protocol):
-    """One data set with its problem and its report."""
+    """One data set with its problem and its report: `Data`, `Problem` and `Report` in one class.
+
+    A subclass outside of this package is a task of its own: `--task MODULE:CLASS` in every command. It must have `measure`,
+    `examples`, `labels`, `model` and `evaluate`; every other member has a default.
+    """
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if cls.__module__.split(".")[0] == OURS:
+            return
+        if "kind" not in vars(cls):
+            cls.kind = name_of(cls)
+        cls.name = getattr(cls, "name", cls.__name__)
+        cls.names = getattr(cls, "names", (cls.name,))
+        if cls.settings is not None:
+            cls.options, cls.kinds = names_of(cls.settings), field_types(cls.settings)
+
+    def __init__(self, source: Source | None = None, **settings: Any) -> None:
+        """By default keeps the source, and the task's own `settings` as attributes. Raises BertKerasError for a wrong value."""
+        kept = vars(self.settings(**settings)) if self.settings is not None else settings
+        vars(self).update(kept, source=source)
 
     def about_data(self) -> str:
         """A line about the training data as it was read; "" for none. By default the columns of the texts, and the labels."""

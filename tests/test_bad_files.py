@@ -12,7 +12,7 @@ import pytest
 from questions import GOOD, NORMANS, question, squad_json
 
 from bert_keras.errors import BertKerasError
-from bert_keras.tasks.runs.run_folder import open_task
+from bert_keras.tasks.runs.task_types import open_task
 
 
 def as_jsonl(*rows):

@@ -366,7 +366,8 @@ def test_a_head_of_another_size_or_name():
     wrong = ClassifierHead(3, config=TINY)
     for message, heads in (
         (r"classifier/dense/\w+ has shape \[(8, )?5\] in the checkpoint; the model wants", {"classifier": wrong}),
-        ("unknown head sentiment", {"sentiment": wrong}),
+        ("the checkpoint has no sentiment/dense/kernel", {"sentiment": wrong}),
+        ("a head is named pooler, which is a part of the encoder", {"pooler": wrong}),
         ("the checkpoint has no question answering head; give", {"qa_outputs": SpanHead(config=TINY)}),
     ):  # fmt: skip
         refused(message, checkpoints.assign, checkpoint, encoder, **heads)

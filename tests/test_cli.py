@@ -545,7 +545,7 @@ def test_a_segmenter_that_an_installed_module_hides_is_named(invoke, sst2, comma
     (invoke / "filelock.py").write_text("def of(line):\n    return line.split()\n")
     code, _, err = command("instances", *arguments, "--segmenter", "filelock:of")
     assert (code, err.count("\n")) == (1, 1)
-    assert f"of {filelock.__file__}; give MODULE:FUNCTION" in err
+    assert f"of {filelock.__file__}; give MODULE:NAME" in err
 
 
 # -----------------------------------------------------------------------------------------------------------

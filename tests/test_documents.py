@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 import shlex
+import sys
 
 import keras
 import pytest
@@ -94,14 +95,18 @@ def parses(command):
     """True where each word is a flag that exists, with a value that it takes."""
     words = shlex.split(command.split(" | ")[0].split(" > ")[0].split(" && ")[0])
     try:
-        parser(words[1:2]).parse_args(words[1:])
+        parser(words[1:2], words[1:]).parse_args(words[1:])
     except SystemExit:
         return False
     return True
 
 
 @pytest.mark.parametrize("document", [name for name in DOCUMENTS if commands(name)])
-def test_the_flags_of_every_documented_command_exist(document, capsys):
+def test_the_flags_of_every_documented_command_exist(document, capsys, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, code in re.findall(r"(?s)`(\w+)\.py`:\n\n```python\n(.*?)^```", text_of(document), re.M):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        (tmp_path / f"{name}.py").write_text(code)
     wrong = [command for command in commands(document) if not parses(command)]
     assert wrong == [], capsys.readouterr().err
 

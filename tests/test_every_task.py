@@ -13,7 +13,8 @@ from small_tasks import CASES, ROWS, command
 
 from bert_keras.savedmodels.export import export
 from bert_keras.tasks.batches import predict
-from bert_keras.tasks.runs.run_folder import Run, load_run, open_task, run_of
+from bert_keras.tasks.runs.run_folder import Run, load_run, run_of
+from bert_keras.tasks.runs.task_types import open_task
 from bert_keras.tasks.training.saver import Saver
 
 

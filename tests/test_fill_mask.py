@@ -26,7 +26,8 @@ from bert_keras.tasks.batches import dataset, predict
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.problems.fill_mask import FillMask, _ranks
-from bert_keras.tasks.runs.run_folder import TASKS, Run, evaluate, load_run, run_of
+from bert_keras.tasks.runs.run_folder import Run, evaluate, load_run, run_of
+from bert_keras.tasks.runs.task_types import TASKS
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.vocabulary import Vocabulary
 from bert_keras.text.wordpiece import WordPiece

@@ -574,7 +574,7 @@ def test_command(tmp_path, command, monkeypatch):
     framed = np.isin(row[INPUT_WORD_IDS], (2, 3))
     assert (row[WORD_STARTS] == row[INPUT_MASK] - framed).all(), "every letter is a word"
     code, _, err = command(*segmented, "letters:none")
-    assert code == 1 and "has no attribute 'none'" in err and "give MODULE:FUNCTION" in err
+    assert code == 1 and "has no attribute 'none'" in err and "give MODULE:NAME" in err
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.options import SENTENCE_PAIR_LABELS
 from bert_keras.tasks.problems.next_sentence import NextSentence
-from bert_keras.tasks.runs.run_folder import TASKS, load_run, open_task, run_of
+from bert_keras.tasks.runs.run_folder import load_run, run_of
+from bert_keras.tasks.runs.task_types import TASKS, open_task
 from bert_keras.text.vocabulary import Vocabulary
 
 PAIRS = [

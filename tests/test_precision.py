@@ -21,7 +21,8 @@ from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.pretraining.pretrain import Pretraining, plan_pretraining
 from bert_keras.tasks.runs.ensemble import at_precision, load_runs
 from bert_keras.tasks.runs.run_card import measures_of
-from bert_keras.tasks.runs.run_folder import load_run, open_task
+from bert_keras.tasks.runs.run_folder import load_run
+from bert_keras.tasks.runs.task_types import open_task
 from bert_keras.tasks.training.task_model import encoder_of
 
 NO_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0}

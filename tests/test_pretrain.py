@@ -389,6 +389,7 @@ def test_a_resumed_run_s_first_tokens_per_second(tmp_path, monkeypatch):
     clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(monitor, "time", clock)
     inputs = types.SimpleNamespace(
+        describe=lambda path: None,
         source=types.SimpleNamespace(phases=[instance_sources.Phase(8, 0, 40)], place=lambda read: None),
         hparams=PretrainHparams(steps=40),
     )

@@ -25,7 +25,7 @@ from bert_keras.tasks.finetuning.finetune import plan_finetuning
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.problems.multiple_choice import MultipleChoice
-from bert_keras.tasks.runs.run_folder import open_task
+from bert_keras.tasks.runs.task_types import open_task
 from bert_keras.tasks.strings.text_batches import make_class_weights, text_batches
 from bert_keras.tasks.strings.text_data import cut_texts
 

@@ -120,13 +120,20 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
 
     In Hugging Face's format, model_type is the first of MODEL_TYPES that computes the same numbers. Returns the parts that are
     left out: our names of the tensors that the format cannot hold, such as heads or the pooler of an ELECTRA; "the tokenizer
-    (NAME)" for one that is not supported; "the labels".
+    (NAME)" for one that is not supported; "the labels". Heads of your own, of any name and shape, stand in Hugging Face's format
+    under their own names, which its config.json lists.
 
-    Raises BertKerasError if a weight is NaN or infinite, or if the format's library would compute other numbers from the config;
+    Raises BertKerasError if a weight is NaN or infinite, if another format is to hold a head of your own, or if the format's
+    library would compute other numbers from the config;
     TakenError if the folder is not empty; OSError if it cannot be written.
     """
     form, path, config = format_named(format), to_path(path), checkpoint.config
     _refuse_inexpressible(form, config)
+    own = sorted(checkpoint.own)
+    if own and not form.has_own:
+        raise BertKerasError(
+            f"{checkpoint.prefix}{form.name} has no place for {first_names(own, 4)}; write hugging-face, or leave the head out."
+        )
     rows = {row.ours: row for row in form.names_for(checkpoint).rows(config)}
     must_be_there = (name for name in variable_shapes(config) if not name.startswith("pooler/"))
     if lacking := [name for name in must_be_there if name not in checkpoint.tensors]:
@@ -139,10 +146,11 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
         theirs = {
             rows[name].theirs: rows[name].to_theirs(np.asarray(array), config)
             for name, array in checkpoint.tensors.items()
-            if name in rows
+            if name in rows and name not in own
         }
+        theirs |= {name: np.array(checkpoint.tensors[name], order="C") for name in own}
         form.save(checkpoint, theirs, new)
-    left_out = [name for name in checkpoint.tensors if name not in rows]
+    left_out = [name for name in checkpoint.tensors if name not in rows and name not in own]
     if checkpoint.vocabulary.other is not None:
         left_out.append(f"the tokenizer ({checkpoint.vocabulary.other})")
     if checkpoint.labels is not None and not form.has_labels:

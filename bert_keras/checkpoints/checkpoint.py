@@ -5,9 +5,10 @@ Our names are the variables' paths below the encoder or the head: `block_3/atten
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -216,8 +217,30 @@ class Checkpoint:
 
     @property
     def parts(self) -> set[str]:
-        """The parts that have weights: block_0, pooler, masked_lm."""
-        return {name.split("/")[0] for name in self.tensors}
+        """The parts that have weights and a name in the formats: block_0, pooler, masked_lm."""
+        return {name.split("/")[0] for name in self.tensors if name not in self.own}
+
+    @functools.cached_property
+    def own(self) -> frozenset[str]:
+        """The names of the weights that no format has a name for: those of a user's own heads or variant of the encoder.
+
+        A head is a user's own as a whole if one of its weights has another name or another shape than the known head's.
+        """
+        known = head_shapes(self.config)
+        found = {
+            name
+            for name, tensor in self.tensors.items()
+            if name not in variable_shapes(self.config) and not _fits(tensor.shape, known.get(name))
+        }
+        heads = {name.split("/")[0] for name in found} & {*HEADS}
+        return frozenset(found | {name for name in self.tensors if name.split("/")[0] in heads})
+
+
+def _fits(shape: Sequence[int], wanted: Sequence[int] | None) -> bool:
+    """True for the wanted shape, in which 0 stands for any size."""
+    if wanted is None or len(shape) != len(wanted):
+        return False
+    return all(size in (0, found) for size, found in zip(wanted, shape, strict=True))
 
 
 def choose_architecture(checkpoint: Checkpoint) -> str:
@@ -234,6 +257,7 @@ class OpenFile:
 
     file: its name in errors; the folder of several files, the prefix of TensorFlow's
     names: the table of its names
+    own: names of weights that have no row in the table, and are ours as they stand: see `Checkpoint.own`
     described: fields of the Checkpoint that it tells, beside its weights
     """
 
@@ -241,6 +265,7 @@ class OpenFile:
     names: "Names"
     shapes: dict[str, tuple[int, ...]]
     get: Callable[[str], np.ndarray]
+    own: tuple[str, ...] = ()
     described: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -319,7 +344,7 @@ class Names:
         """True if a model of this model_type computes the same numbers from all weights that matter."""
         config, tokens = checkpoint.config, checkpoint.vocabulary.tokens
         rows, architecture = {row.ours for row in self.rows(config)}, choose_architecture(checkpoint)
-        lacking = {name.split("/")[0] for name in checkpoint.tensors if name not in rows}
+        lacking = {name.split("/")[0] for name in checkpoint.tensors if name not in (rows | checkpoint.own)}
         if self.padding and tokens:
             at_padding = tokens[max(0, config.position_offset - 1) : config.position_offset]
             if not set(at_padding) & set(self.padding):  # none if the id is past the vocabulary
@@ -342,6 +367,7 @@ class Format:
     files: the files that `find` looks for, in words
     find: a path -> its folder or, for TensorFlow, its prefix; None if there is no checkpoint
     has_labels: True if the format has a place for the names of labels
+    has_own: True if the format has a place for weights that no table has: see `Checkpoint.own`
     load_config, load_tokenizer, open: read the files
     save: writes a folder: (checkpoint, the file's name -> array, folder)
     """
@@ -356,6 +382,7 @@ class Format:
     open: Callable[[pathlib.Path, BertConfig], contextlib.AbstractContextManager[OpenFile]]
     save: Callable[[Checkpoint, dict[str, np.ndarray], pathlib.Path], None]
     has_labels: bool = False
+    has_own: bool = False
 
     def names_for(self, checkpoint: Checkpoint) -> Names:
         """The table for writing a checkpoint."""

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from bert_keras.io.json_files import (
     TEXT,
     FieldType,
     known_fields,
+    list_of,
     object_of,
     or_null,
     read_object,
@@ -40,8 +41,9 @@ from bert_keras.io.other_files import describe_content
 SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
 _CONFIG, _OLD_CONFIG = "config.json", "bert_config.json"
 TASK_FILE = "task.json"  # of a run, whose files this package wrote
+OWN = "own_weights"  # a key in config.json: names of tensors that are not Hugging Face's
 _LABEL = FieldType("text or a number", lambda value: isinstance(value, str | int | float))
-_DESCRIBED = {"id2label": or_null(object_of(_LABEL)), "problem_type": or_null(TEXT)}
+_DESCRIBED = {"id2label": or_null(object_of(_LABEL)), "problem_type": or_null(TEXT), OWN: list_of(TEXT)}
 TOP = "top.safetensors"  # of a run with features: the weights above the encoder, which is in model.safetensors unchanged
 
 
@@ -148,6 +150,7 @@ def _open(folder: pathlib.Path, config: BertConfig) -> Iterator[OpenFile]:
             names=_without_prefix(_names_of(fields), shapes, where=folder),
             shapes=shapes,
             get=lambda name: get[name](name),
+            own=_own(known.get(OWN, ()), shapes, where=_config_file(folder)),
             described={
                 "architecture": _architecture(fields),
                 "labels": _labels(known.get("id2label")),
@@ -155,6 +158,15 @@ def _open(folder: pathlib.Path, config: BertConfig) -> Iterator[OpenFile]:
                 "sigmoid": _sigmoid(fields),
             },
         )
+
+
+def _own(named: Sequence[str], shapes: Iterable[str], *, where: pathlib.Path) -> tuple[str, ...]:
+    """The names of a file's own weights. Raises BertKerasError for a weight that the file lacks."""
+    if lost := sorted({*named} - {*shapes}):
+        raise BertKerasError(
+            f"{where} names {first_names(lost, 4)} in {OWN}, and the weights lack it; bring both files of one model."
+        )
+    return tuple(named)
 
 
 _WORDS = "embeddings.word_embeddings.weight"
@@ -233,7 +245,9 @@ def _save(checkpoint: Checkpoint, tensors: dict[str, np.ndarray], folder: pathli
     names = HUGGING_FACE.names_for(checkpoint)
     fields = checkpoint.config.to_hugging_face(names.model_type)
     fields["architectures"] = [names.model_class + choose_architecture(checkpoint)]
-    if "classifier/dense/bias" in checkpoint.tensors:
+    if own := sorted(checkpoint.own):
+        fields[OWN] = own
+    if "classifier/dense/bias" in {*checkpoint.tensors} - checkpoint.own:
         fields["num_labels"] = len(checkpoint.tensors["classifier/dense/bias"])
     if checkpoint.labels is not None:
         fields["id2label"] = dict(enumerate(checkpoint.labels))
@@ -261,4 +275,5 @@ HUGGING_FACE = Format(
     open=_open,
     save=_save,
     has_labels=True,
+    has_own=True,
 )

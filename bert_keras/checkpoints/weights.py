@@ -1,7 +1,9 @@
 """Moves weights: from an open file to our names, from a Checkpoint to a Keras model (`assign`), and back (`collect`)."""
 
 import dataclasses
+import itertools
 import math
+import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -76,11 +78,12 @@ def assign(
 
     fresh: parts that may stay randomly initialized if the checkpoint lacks them: "pooler", "bilstm" or names of heads,
         which the report lists. The pooler of an encoder that does not compute `pooled_output` may always be missing.
-    heads: masked_lm, next_sentence, classifier, concat_classifier, qa_outputs or replaced_token, loaded beside the encoder
+    heads: masked_lm, next_sentence, classifier, concat_classifier, qa_outputs, replaced_token, or a head of your own of any name,
+        loaded beside the encoder
 
     Raises ValueError for a missing weight, another shape, an int8 kernel or one with LoRA, before anything is assigned.
     """
-    variables = _variables(encoder, heads)
+    variables = named_variables(encoder, heads)
     if changed := [name for name, dense in _denses(encoder, heads).items() if dense.lora_enabled]:
         raise BertKerasError(f"{first_names(changed)} has LoRA; load the weights before enable_lora.")
     _refuse_quantized(encoder, heads, do="load the weights before quantize")
@@ -127,16 +130,19 @@ def refuse_lacking(lacking: Sequence[str], checkpoint: Checkpoint, *, layers: in
 def collect(config: BertConfig, encoder: "BertEncoder", **heads: "keras.layers.Layer") -> Checkpoint:
     """The inverse of `assign`: a Checkpoint with the weights of an encoder and heads.
 
-    heads: masked_lm, next_sentence, classifier, concat_classifier, qa_outputs or replaced_token
+    heads: as in `assign`; all weights of a head are collected, trainable or not
 
     Kernels with LoRA are merged. Raises ValueError for int8 kernels, which no format has a place for.
     """
     _refuse_quantized(encoder, heads, do="write the checkpoint before quantize, or save the model as .keras")
-    variables = _variables(encoder, heads)
+    variables = named_variables(encoder, heads)
     tensors = {name: np.asarray(variable).copy() for name, variable in variables.items()}
-    for name, dense in _denses(encoder, heads).items():
+    names = {id(variable): name for name, variable in variables.items()}
+    for dense in _denses(encoder, heads).values():
         if dense.lora_enabled:
-            tensors[f"{name}/kernel"] = np.asarray(dense.kernel).astype(numpy_dtype(dense.variable_dtype))
+            tensors[names[id(dense._kernel)]] = np.asarray(dense.kernel).astype(
+                numpy_dtype(dense.variable_dtype)
+            )
     known = {type(head).__name__: None for head in heads.values()}
     architecture = next((HEAD_ARCHITECTURES[name] for name in known if name in HEAD_ARCHITECTURES), None)
     return Checkpoint(config=config, tensors=tensors, architecture=architecture)
@@ -163,17 +169,66 @@ def _refuse_quantized(encoder: "BertEncoder", heads: Mapping[str, "keras.layers.
             raise BertKerasError(f"{name} is quantized to {dense.quantization_mode}; {do}.")
 
 
-def _variables(encoder: "BertEncoder", heads: Mapping[str, "keras.layers.Layer"]) -> dict[str, Any]:
-    """Name -> variable: the path below the encoder, or the head's name and the path below the head. LoRA's are left out."""
-    if unknown := sorted(set(heads) - set(HEADS)):
-        raise BertKerasError(f"unknown head {', '.join(unknown)}; the heads are {', '.join(HEADS)}.")
+def named_variables(encoder: "BertEncoder", heads: Mapping[str, "keras.layers.Layer"]) -> dict[str, Any]:
+    """Name -> variable: the path below the encoder, or the head's name and the path below the head. LoRA's are left out.
+
+    Raises BertKerasError for a head with the name of a part of the encoder, and as `weights_of`.
+    """
+    parts = {part.name for part in encoder.parts}
+    if taken := sorted(parts & {*heads}):
+        raise BertKerasError(
+            f"a head is named {taken[0]}, which is a part of the encoder; name the head differently."
+        )
     # One part at a time: the parts of a generator may hold variables of another encoder, with that encoder's paths.
-    found = {
-        f"{name}/{f'/{variable.path}'.rpartition(f'/{layer.name}/')[2]}": variable
-        for name, layer in _parts(encoder, heads)
-        for variable in layer.weights
-    }
+    named = (weights_of(layer, part) for part, layer in _parts(encoder, heads))
+    found = {name: variable for part in named for name, variable in part.items()}
     return {name: variable for name, variable in found.items() if not variable.name.startswith("lora_")}
+
+
+def weights_of(layer: "keras.layers.Layer", name: str) -> dict[str, Any]:
+    """The weights of a layer, trainable or not, by the layer's `name` and their path below it: "classifier/dense/kernel".
+
+    Raises BertKerasError for two weights of one name: a file would hold one of them.
+    """
+    below = [f"/{one.path}".rpartition(f"/{layer.name}/")[2] for one in layer.weights]
+    plain = plain_paths(below, layer._flatten_layers(include_self=False))
+    named = [f"{name}/{plain[path]}" for path in below]
+    if twice := sorted({one for one in named if named.count(one) > 1}):
+        raise BertKerasError(
+            f"{name} has two weights named {twice[0]}, and a file holds one of a name; give its layers different names."
+        )
+    return dict(zip(named, layer.weights, strict=True))
+
+
+def plain_paths(paths: Iterable[str], layers: Iterable["keras.layers.Layer"]) -> dict[str, str]:
+    """Path -> the same without what the process decides: dense_7/kernel -> dense/kernel.
+
+    Keras numbers the layers without a name by class, over all models of a process. Here they are numbered in the order of the
+    paths, among the layers in the same place.
+
+    layers: those that the paths go through
+    """
+    automatic = {layer.name for layer in layers if _has_automatic_name(layer)}
+    found, taken, paths = {"": ""}, set[str](), [*paths]
+    for path in paths:
+        above = ""
+        for part in path.split("/"):
+            raw = f"{above}/{part}".strip("/")
+            if raw not in found:
+                stem = re.sub(r"_\d+$", "", part) if part in automatic else part
+                name = f"{found[above]}/{stem}".strip("/")
+                numbered = (f"{name}_{number}" if number else name for number in itertools.count())
+                found[raw] = next(one for one in numbered if one not in taken or part not in automatic)
+                taken.add(found[raw])
+            above = raw
+    return {path: found[path] for path in paths}
+
+
+def _has_automatic_name(layer: "keras.layers.Layer") -> bool:
+    """True for a name that Keras made of the layer's class; the layers of this package are named."""
+    if type(layer).__module__.startswith("bert_keras."):
+        return False
+    return re.sub(r"_\d+$", "", layer.name).replace("_", "") == type(layer).__name__.lower()
 
 
 def with_vocab_size(checkpoint: Checkpoint, vocab_size: int, *, seed: int | None = None) -> Checkpoint:
@@ -263,6 +318,14 @@ def read_tensors(
             raw for raw, row in known if row.ours.startswith("masked_lm/") or row.theirs in names.duplicates
         ]
         tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("masked_lm/")}
+    for name in source.own:
+        if name in tensors:
+            raise BertKerasError(
+                f"{source.file} has {name} twice, under the format's name and its own; bring another copy."
+            )
+        array = source.get(name)
+        refuse_not_finite(array, named=f"{name} in {source.file}")
+        tensors[name] = array
     return tensors, tuple(sorted(unknown))
 
 
@@ -309,7 +372,7 @@ def _known_rows(config: BertConfig, source: OpenFile) -> tuple[list[tuple[str, R
     unknown = []
     for raw, shape in source.shapes.items():
         name = source.names.current(raw)
-        if name is None:
+        if name is None or raw in source.own:
             continue
         if name not in rows:
             unknown.append(raw)

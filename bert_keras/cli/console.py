@@ -37,6 +37,7 @@ class Command(NamedTuple):
     run: takes the parsed arguments; may import TensorFlow
     notes: paragraphs below the flags in its help
     trains: SIGTERM and SIGHUP stop it as Ctrl-C does
+    add_own: (parser, the words of the command line) -> adds the flags of a user's own code that the words name
     """
 
     help: str
@@ -45,6 +46,7 @@ class Command(NamedTuple):
     run: Callable[[argparse.Namespace], None]
     notes: str = ""
     trains: bool = False
+    add_own: Callable[[argparse.ArgumentParser, Sequence[str]], None] = lambda parser, words: None
 
 
 # Flags of every command.

@@ -43,7 +43,7 @@ COMMANDS = {
     "glue": "bert_keras.tasks.commands.study",
     "evaluate": "bert_keras.tasks.commands.finetuning",
     "predict": "bert_keras.tasks.commands.finetuning",
-    "fill-mask": "bert_keras.tasks.commands.finetuning",
+    "fill-mask": "bert_keras.tasks.commands.fill_mask",
     "export": "bert_keras.savedmodels.commands",
     "hub": "bert_keras.savedmodels.commands",
     "serve": "bert_keras.savedmodels.commands",
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     words = argv[1:]
     with one_line_errors(debug="--debug" in words):
-        made = parser(words[:1] if words and words[0] in COMMANDS else tuple(COMMANDS))
+        made = parser(words[:1] if words and words[0] in COMMANDS else tuple(COMMANDS), words)
     return made.parse_args(words)
 
 
@@ -103,8 +103,8 @@ def _run(args: argparse.Namespace) -> None:
         sys.stdout.flush()
 
 
-def parser(names: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser of these commands; imports their modules."""
+def parser(names: Sequence[str], words: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The parser of these commands; imports their modules. words: the command line, which may name a user's own code."""
     made = argparse_flags.ArgumentParser(
         prog="bert-keras",
         description="BERT for TensorFlow and Keras 3: pre-train, fine-tune, evaluate, predict, export and convert.",
@@ -125,6 +125,7 @@ def parser(names: Sequence[str]) -> argparse.ArgumentParser:
             epilog=f"{command.notes}example:\n  bert-keras {name} {command.example}",
         )
         command.add_flags(own)
+        command.add_own(own, words)
         own.set_defaults(run_command=command.run, trains=command.trains)
     return made
 

@@ -48,15 +48,31 @@ Labelled = tuple[Features, Any, Any]  # the model's features, labels and weights
 class Objective:
     """Base of the objectives: what a model predicts about a text.
 
+    name: of its logits, labels and weights, and of its head in a checkpoint
+    reads: the encoder's output that the head reads: "sequence_output" or "pooled_output"
+    perplexity: True measures exp(loss)
+    fills_masks: True where the head predicts the token at [MASK]
+    pair_labels: True where the labels come from a sampler of pairs
+
     Labels int32 and weights float32 have the leading shape of the logits; negative labels do not count. A subclass is a frozen
-    dataclass; `bert-keras pretrain` sets its fields by name, from `pieces`, `masking` and the settings of the training.
+    dataclass. It must have `name`, `reads`, `label`, `head` and `logits`. `bert-keras pretrain` sets its fields by name, from
+    `pieces`, `masking` and the settings of the training; any other field is a setting of its own, with a flag.
     """
 
-    name: ClassVar[str]  # of its logits, labels and weights, and of its head in a checkpoint
-    reads: ClassVar[str]  # the encoder's output that the head reads
-    perplexity: ClassVar[bool] = False  # True measures exp(loss)
-    fills_masks: ClassVar[bool] = False  # True where the head predicts the token at [MASK]
-    pair_labels: ClassVar[bool] = False  # True where the labels come from a sampler of pairs
+    name: ClassVar[str]
+    reads: ClassVar[str]
+    perplexity: ClassVar[bool] = False
+    fills_masks: ClassVar[bool] = False
+    pair_labels: ClassVar[bool] = False
+
+    @classmethod
+    def check_members(cls) -> None:
+        """Raises BertKerasError for a class without a member that every objective must have."""
+        needed = ("name", "reads", "label", "head", "logits")
+        if lacking := [one for one in needed if getattr(cls, one, None) is getattr(Objective, one, None)]:
+            raise BertKerasError(
+                f"{cls.__name__} lacks {', '.join(lacking)}; help(bert_keras.Objective) describes its members."
+            )
 
     def check(self, sample: Mapping[str, np.ndarray]) -> Iterator[str]:
         """Yields warnings about instances [N, ...]. Raises ValueError on instances that cannot be trained on."""

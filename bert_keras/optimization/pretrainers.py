@@ -96,6 +96,8 @@ class Pretrainer(TrainingSteps, keras.Model):
     ) -> None:
         super().__init__(name=name, dtype=encoder.dtype_policy)
         self.objectives = tuple(objectives)
+        for one in self.objectives:
+            one.check_members()
         names = [objective.name for objective in self.objectives]
         self.objective_weights = dict.fromkeys(names, 1.0) | dict(objective_weights or {})
         if not names or len(set(names)) < len(names) or set(self.objective_weights) != set(names):

@@ -28,7 +28,7 @@ from bert_keras.tasks.commands.flags import (
 )
 from bert_keras.tasks.hparams import PretrainHparams, Sampling
 from bert_keras.tasks.options import FeatureOptions, TriviaQaOptions, VocabularyOptions
-from bert_keras.tasks.pretraining.recipes import RECIPES
+from bert_keras.tasks.pretraining.recipes import recipe_named
 
 # -----------------------------------------------------------------------------------------------------------
 # instances
@@ -95,7 +95,7 @@ def _run_instances(args: argparse.Namespace) -> None:
             f"{unread[0]} applies only to static masks; give --masks, or give {unread[0]} to pretrain."
         )
     length = settings.pop("seq_length", Sampling.seq_length)
-    recipe = RECIPES[args.recipe].changed(**settings)
+    recipe = recipe_named(args.recipe).changed(**settings)
     tokenizer, corpora = checkpoints.load_tokenizer(args.vocab), open_corpora(args.text)
     segment = args.segmenter and segmenter(args.segmenter)
     if args.show is not None:

@@ -1,4 +1,4 @@
-"""Commands of tasks: finetune, evaluate, predict and fill-mask.
+"""Commands of tasks: finetune, evaluate and predict.
 
 TensorFlow is imported when a command runs; flags and help need none.
 """
@@ -8,14 +8,15 @@ import dataclasses
 import itertools
 import pathlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from bert_keras.cli.console import PATH, Command, progress, say, start, table
+from bert_keras.cli.console import PATH, Command, progress, say, table
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import add_flags, given_settings
 from bert_keras.io.files import write_json
 from bert_keras.io.json_files import as_json
+from bert_keras.io.own_code import is_own
 from bert_keras.io.paths import to_path
 from bert_keras.tasks.commands.flags import (
     CHECKPOINT_HELP,
@@ -24,6 +25,7 @@ from bert_keras.tasks.commands.flags import (
     SAVE_HELP,
     add_feature_cache,
     add_model,
+    add_own_settings,
     add_pretrained_task,
     add_strategy,
     add_task,
@@ -33,17 +35,12 @@ from bert_keras.tasks.commands.flags import (
     default_notes,
     slow_precision,
     start_strategy,
+    task_settings,
 )
 from bert_keras.tasks.data.squad import is_squad_file
-from bert_keras.tasks.data.tables import FORMATS_NOTES, STANDARD_INPUT, read_examples
+from bert_keras.tasks.data.tables import FORMATS_NOTES, STANDARD_INPUT
 from bert_keras.tasks.hparams import Hparams, hparams_of
-from bert_keras.tasks.options import (
-    TASK_OPTIONS,
-    ColumnOptions,
-    FillMaskOptions,
-    InferenceOptions,
-    TrainedOptions,
-)
+from bert_keras.tasks.options import ColumnOptions, InferenceOptions, TrainedOptions
 
 CHUNK = 4096  # examples that `predict` holds at a time
 NULL_ODDS = "null_odds.json"  # as google-research/bert run_squad.py names it
@@ -98,12 +95,12 @@ def _check_dev(
 def open_given_task(args: argparse.Namespace, *, holds_out: bool = True) -> tuple[Any, Hparams]:
     """The task of the flags of `add_task`, and its hyperparameters with those that were given. holds_out: as there."""
     from bert_keras.tasks.finetuning.examples import has_dev_split
-    from bert_keras.tasks.runs.run_folder import open_task
+    from bert_keras.tasks.runs.task_types import open_task
 
     fraction = getattr(args, "dev_fraction", None)
     _check_dev(args.data, args.dev_data, fraction, holds_out=holds_out)
     source = {"train": args.data, "validation": args.dev_data} if args.dev_data else args.data
-    task = open_task(args.task, source, **given_settings(args, *TASK_OPTIONS))
+    task = open_task(args.task, source, **task_settings(args))
     if fraction is not None and to_path(args.data).is_dir() and has_dev_split(task):
         raise BertKerasError(
             f"{args.data} has a dev split; leave --dev-fraction out, or give the training file as --data."
@@ -165,16 +162,17 @@ def model_of(args: argparse.Namespace, *, data: str | None = None) -> Any:
     from bert_keras.tasks.devices.strategies import strategy
     from bert_keras.tasks.runs.ensemble import at_precision, load_runs, members_of
     from bert_keras.tasks.runs.own_head import own_run
-    from bert_keras.tasks.runs.run_folder import open_task, run_of
+    from bert_keras.tasks.runs.run_folder import run_of
+    from bert_keras.tasks.runs.task_types import open_task
     from bert_keras.tasks.training.task_model import encoder_of
 
-    options = given_settings(args, *TASK_OPTIONS)
+    options, own = task_settings(args), is_own(args.task or "")
     of_task = {*options} - {*OF_RUN}
-    if bool(args.run) == bool(args.checkpoint) or (args.run and (args.task or of_task)):
+    if bool(args.run) == bool(args.checkpoint) or (args.run and ((args.task and not own) or of_task)):
         raise BertKerasError("give --run alone, or --checkpoint; a run has its own task and its options.")
     with strategy(args.strategy).scope():
         if args.run:
-            run = load_runs(args.run, data=data)
+            run = load_runs(args.run, data=data, task=args.task)
         elif args.task:
             run = run_of(open_task(args.task, data, **options), args.checkpoint)
         else:
@@ -277,7 +275,7 @@ def _run_predict(args: argparse.Namespace) -> None:
     }
     examples = run.task.inputs(args.input, **quoting)
     with progress("predicting", None) as advance:
-        for example, record in _records(run, examples, batch_size=batch_size, progress=advance):
+        for example, record in records(run, examples, batch_size=batch_size, progress=advance):
             for name, content in written.items():
                 content[example["id"]] = record[name]
             if as_table:
@@ -310,7 +308,7 @@ def _official_files(task: Any, args: argparse.Namespace) -> dict[str, pathlib.Pa
     return files
 
 
-def _records(
+def records(
     run: Any, examples: Iterator[dict[str, Any]], *, batch_size: int, progress: Callable[[int], None]
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Yields each example with the run's prediction."""
@@ -329,91 +327,6 @@ def _records(
         sys.stdout.flush()
 
 
-# -----------------------------------------------------------------------------------------------------------
-# fill-mask
-
-FILL_MASK_NOTES = """Each [MASK], or <mask>, in a text is filled independently of the others. A token that starts with ##
-continues the word before it. In RoBERTa's vocabulary, a token that starts with Ġ starts a word, and other tokens continue it.
-
-"""
-
-
-def _add_fill_mask(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("text", nargs="*", help="texts with [MASK] (default: lines of standard input)")
-    add(
-        "--checkpoint",
-        **PATH,
-        required=True,
-        help="a checkpoint with a masked LM head, by path or name, or a run of pretrain",
-    )
-    add_flags(parser, FillMaskOptions)
-    add("--json", action="store_true", help="print one JSON object per line instead of tables")
-    add_flags(parser, InferenceOptions, only=("batch_size",))
-
-
-def _run_fill_mask(args: argparse.Namespace) -> None:
-    batch_size = inference_of(args).batch_size
-    start()
-    from bert_keras import checkpoints
-    from bert_keras.tasks.problems.fill_mask import TEXT, FillMask, count_masks
-    from bert_keras.tasks.runs.run_folder import is_run, load_run, run_of
-    from bert_keras.text.rules import MASK
-
-    if unmasked := [text for text in args.text if not count_masks(text)]:
-        raise BertKerasError(
-            f"there is no {MASK} in {unmasked[0]!r}; write it in place of the word to predict."
-        )
-    model, options = checkpoints.resolve(args.checkpoint), given_settings(args, FillMaskOptions)
-    if is_run(model):
-        run = load_run(model)
-        if not isinstance(run.task, FillMask):
-            raise BertKerasError(
-                f"{model.path} is a run of {run.task.name}; give a checkpoint with a masked LM head."
-            )
-        run = dataclasses.replace(run, task=FillMask(**options))
-    else:
-        run = run_of(FillMask(**options), model)
-    given = iter([{TEXT: text} for text in args.text])
-    examples = given if args.text else read_examples(STANDARD_INPUT, (TEXT,))
-    with progress("filling", None) as advance:
-        for example, record in _records(run, examples, batch_size=batch_size, progress=advance):
-            _warn_of_masks(example[TEXT], record["masks"], run.preprocess.seq_length)
-            if args.json:
-                print(as_json(example | record, ensure_ascii=False))
-            else:
-                _show_masks(example[TEXT], record["masks"])
-
-
-def _warn_of_masks(text: str, masks: Sequence[Mapping[str, Any]], seq_length: int) -> None:
-    cut = sum(not mask["tokens"] for mask in masks)
-    if not masks:
-        print(f"warning: there is no [MASK] in {text[:60]!r}", file=sys.stderr)
-    elif cut:
-        about = (
-            f"{cut} of {len(masks)} [MASK] in {text[:60]!r} were cut off: the model reads {seq_length} tokens"
-        )
-        print(f"warning: {about}", file=sys.stderr)
-
-
-def _show_masks(text: str, masks: Sequence[Mapping[str, Any]]) -> None:
-    """Prints the text with its masks marked, then the tokens for each mask with their probabilities as bars."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console(markup=False, emoji=False, highlight=False)
-    marked = Text(text)
-    marked.highlight_words(["[MASK]", "<mask>"], "bold reverse")
-    console.print(marked)
-    answered = Table("mask", "token", "probability", "")
-    for number, answers in enumerate(masks, start=1):
-        for rank, (token, score) in enumerate(zip(answers["tokens"], answers["scores"], strict=True)):
-            answered.add_row("" if rank else str(number), token, f"{score:.4f}", "█" * round(40 * score))
-        answered.add_section()
-    console.print(answered)
-
-
 COMMANDS = {
     "finetune": Command(
         "fine-tune a checkpoint on a task and keep the best epoch",
@@ -422,9 +335,14 @@ COMMANDS = {
         _run_finetune,
         notes=default_notes(),
         trains=True,
+        add_own=add_own_settings,
     ),
     "evaluate": Command(
-        "measure a run on a split", "--run runs/mrpc --data glue/MRPC", _add_evaluate, _run_evaluate
+        "measure a run on a split",
+        "--run runs/mrpc --data glue/MRPC",
+        _add_evaluate,
+        _run_evaluate,
+        add_own=add_own_settings,
     ),
     "predict": Command(
         "label raw text from a file or standard input",
@@ -432,12 +350,6 @@ COMMANDS = {
         _add_predict,
         _run_predict,
         notes=FORMATS_NOTES,
-    ),
-    "fill-mask": Command(
-        "predict the token for each [MASK] in a text",
-        "--checkpoint bert-base-uncased 'The capital of France is [MASK].'",
-        _add_fill_mask,
-        _run_fill_mask,
-        notes=FILL_MASK_NOTES,
+        add_own=add_own_settings,
     ),
 }

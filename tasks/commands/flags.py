@@ -5,16 +5,16 @@ TensorFlow is imported when a command runs; flags and help need none.
 
 import argparse
 import copy
-import importlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bert_keras.cli.console import PATH, SEVERAL, note, print_errors_only, start
+from bert_keras.cli.console import PATH, SEVERAL, note, print_errors_only, quiet_start, start
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import add_flags, flag_of, format_value, given_settings, names_of
+from bert_keras.io.own_code import is_own, load_own
 from bert_keras.io.paths import to_path
 from bert_keras.model.choices import slowness
 from bert_keras.tasks.devices.cluster import CLUSTER, check_cluster
@@ -27,7 +27,7 @@ from bert_keras.tasks.options import (
     SquadOptions,
     TrainedOptions,
 )
-from bert_keras.tasks.pretraining.recipes import RECIPES, Recipe, Shorthands
+from bert_keras.tasks.pretraining.recipes import RECIPES, Recipe, Shorthands, recipe_named
 
 CHECKPOINT_HELP = (
     "Hugging Face, Google, KerasHub or Model Garden checkpoint, by path or name (bert-base-uncased)"
@@ -119,7 +119,7 @@ def add_task(parser: argparse.ArgumentParser, *, holds_out: bool = True) -> None
         "--task",
         required=True,
         help="a GLUE task (cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli), custom, squad1.1, squad2.0, swag, codah, "
-        "conll2003, fill-mask, next-sentence or sentence-order",
+        "conll2003, fill-mask, next-sentence or sentence-order; or MODULE:CLASS, a task of your own",
     )
     add("--data", **PATH, help=DATA_HELP)
     add("--dev-data", **PATH, help=f"file of the dev split, if --data is the training file{instead}")
@@ -131,6 +131,40 @@ def add_task_options(parser: Any, *, without: Iterable[str] = ()) -> None:
     for options in TASK_OPTIONS:
         add_flags(parser, options, without=tuple(seen))
         seen |= {*names_of(options)}
+
+
+def add_own_settings(parser: Any, words: Sequence[str]) -> None:
+    """Adds the flags of the user's own task or recipe that a command line names.
+
+    words: of the command line; `--task MODULE:CLASS` and `--recipe MODULE:NAME` are imported
+    """
+    for flag, settings_of in {"--task": _settings_of_task, "--recipe": _settings_of_recipe}.items():
+        given = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        given.add_argument(flag, dest="name", nargs="?")
+        name = given.parse_known_args(words)[0].name or ""
+        if not is_own(name):
+            continue
+        with quiet_start():
+            found = settings_of(name)
+        for settings in found:
+            add_flags(parser.add_argument_group(f"settings of {name}"), settings, negatable=True)
+
+
+def _settings_of_task(name: str) -> list[type]:
+    from bert_keras.tasks.runs.task_types import task_type
+
+    settings = task_type(name).settings
+    return [] if settings is None else [settings]
+
+
+def _settings_of_recipe(name: str) -> list[type]:
+    return [*recipe_named(name).own_settings]
+
+
+def task_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The given options of the task of --task, a user's own too."""
+    own = _settings_of_task(args.task) if args.task and is_own(args.task) else []
+    return given_settings(args, *TASK_OPTIONS, *own)
 
 
 def add_feature_cache(parser: argparse.ArgumentParser) -> None:
@@ -182,8 +216,17 @@ def check_tau_curve(task: Any, path: str | None) -> None:
 
 def add_pretrained_task(parser: Any) -> None:
     """Adds --task, for a checkpoint with several heads."""
-    text = "with --checkpoint: use this head (default: the head that its config.json names)"
-    parser.add_argument("--task", choices=PRETRAINED_TASKS, help=text)
+    text = (
+        f"with --checkpoint: use this head, {', '.join(PRETRAINED_TASKS)} (default: the head that its config.json names); with a "
+        "run of a task of your own: MODULE:CLASS"
+    )
+    parser.add_argument("--task", type=_task_name, metavar="TASK", help=text)
+
+
+def _task_name(given: str) -> str:
+    if given not in PRETRAINED_TASKS and not is_own(given):
+        raise argparse.ArgumentTypeError(f"{given!r} is not {', '.join(PRETRAINED_TASKS)} or MODULE:CLASS")
+    return given
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -209,8 +252,23 @@ class _Gone(argparse.Action):
 
 def add_recipe(parser: argparse.ArgumentParser) -> None:
     """Adds --recipe."""
-    text = "objectives and settings of a paper (default: bert)"
-    parser.add_argument("--recipe", default="bert", choices=tuple(RECIPES), help=text)
+    text = f"objectives and settings of a paper: {', '.join(RECIPES)} (default: bert)"
+    text += "; or MODULE:NAME, a recipe of your own"
+    parser.add_argument("--recipe", default="bert", type=_recipe_name, metavar="RECIPE", help=text)
+
+
+def _recipe_name(given: str) -> str:
+    if given not in RECIPES and not is_own(given):
+        raise argparse.ArgumentTypeError(
+            f"invalid choice: {given!r} (choose from {', '.join(RECIPES)}, or MODULE:NAME)"
+        )
+    return given
+
+
+def recipe_of(args: argparse.Namespace, *settings: type) -> Recipe:
+    """The recipe of --recipe with the settings that were given, a user's own too. settings: classes of settings."""
+    recipe = recipe_named(args.recipe)
+    return recipe.changed(**given_settings(args, *settings, *recipe.own_settings))
 
 
 def add_recipe_settings(
@@ -250,12 +308,4 @@ def show_all(recipe: Recipe, **known: Any) -> None:
 
 def segmenter(given: str) -> Any:
     """Imports the function that MODULE:FUNCTION names."""
-    module, _, name = given.partition(":")
-    sys.path.append(os.getcwd())  # last, so that no file there hides an installed package, in the workers too
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        found = getattr(sys.modules.get(module), "__file__", None)
-        raise BertKerasError(
-            f"--segmenter {given}: {error}{f' of {found}' if found else ''}; give MODULE:FUNCTION that can be imported."
-        ) from error
+    return load_own(given, given="--segmenter")

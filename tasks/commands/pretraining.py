@@ -17,17 +17,19 @@ from bert_keras.tasks.commands.flags import (
     TEXT_HELP,
     TEXT_NOTES,
     VOCAB_HELP,
+    add_own_settings,
     add_recipe,
     add_recipe_settings,
     add_segmenter,
     add_show,
     add_strategy,
+    recipe_of,
     segmenter,
     show_all,
     start_strategy,
 )
 from bert_keras.tasks.options import PlanOptions
-from bert_keras.tasks.pretraining.recipes import CLASSES, RECIPES
+from bert_keras.tasks.pretraining.recipes import CLASSES
 
 # -----------------------------------------------------------------------------------------------------------
 # pretrain
@@ -91,7 +93,7 @@ def _run_pretrain(args: argparse.Namespace) -> None:
     if args.held_out and held_out is None:
         held_out = args.held_out if args.records else open_corpora([args.held_out])
     given = Pretraining(
-        recipe=RECIPES[args.recipe].changed(**given_settings(args, *CLASSES)),
+        recipe=recipe_of(args, *CLASSES),
         documents=args.text and open_corpora(args.text),
         records=args.records and _sets_of_records(args.records),
         held_out=held_out,
@@ -179,7 +181,7 @@ def _run_plan(args: argparse.Namespace) -> None:
     from bert_keras.tasks.pretraining.estimate import UNCASED_TOKENS, estimate
 
     options = PlanOptions(**given_settings(args, PlanOptions))
-    recipe = RECIPES[args.recipe].changed(**given_settings(args, *CLASSES))
+    recipe = recipe_of(args, *CLASSES)
     if args.checkpoint and not to_path(args.checkpoint).exists():
         raise BertKerasError(
             f"--checkpoint {args.checkpoint} is no file or folder; plan reads only a configuration: give a downloaded "
@@ -233,6 +235,7 @@ COMMANDS = {
         _run_pretrain,
         notes=TEXT_NOTES + PRETRAIN_NOTES,
         trains=True,
+        add_own=add_own_settings,
     ),
     "plan": Command(
         "estimate the parameters, memory, FLOPs and training days of a pre-training",
@@ -240,5 +243,6 @@ COMMANDS = {
         _add_plan,
         _run_plan,
         notes=PLAN_NOTES,
+        add_own=add_own_settings,
     ),
 }

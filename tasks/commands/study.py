@@ -17,6 +17,7 @@ from bert_keras.tasks.commands.flags import (
     TEXT_NOTES,
     VOCAB_HELP,
     add_feature_cache,
+    add_own_settings,
     add_recipe_settings,
     add_strategy,
     add_task,
@@ -314,6 +315,7 @@ COMMANDS = {
         _add_protocol,
         _run_protocol,
         trains=True,
+        add_own=add_own_settings,
     ),
     "glue": Command(
         "fine-tune on GLUE's tasks by the paper's protocol and write the leaderboard's files",

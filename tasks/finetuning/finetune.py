@@ -15,6 +15,7 @@ from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
 from bert_keras.features import POOLED_OUTPUT, WorkerRows
 from bert_keras.io.folders import Folder
+from bert_keras.io.own_code import digests_of
 from bert_keras.model.choices import training_policy
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import FeatureEncoder, bilstm_of
@@ -48,7 +49,13 @@ from bert_keras.tasks.strings.text_model import TextModel
 from bert_keras.tasks.task import Task, check_stride
 from bert_keras.tasks.training.loop import RUN, check_save_every, train
 from bert_keras.tasks.training.plan import Plan, Stage, fingerprint_of_checkpoint, origin_of
-from bert_keras.tasks.training.task_model import check_sizes, network_of, optimizer_of, start_at_scores
+from bert_keras.tasks.training.task_model import (
+    check_saves,
+    check_sizes,
+    network_of,
+    optimizer_of,
+    start_at_scores,
+)
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
 
@@ -224,6 +231,7 @@ def fingerprint_of_finetuning(
         **hparams.fingerprint(),
         "keep_head": keep_head,
         "strategy": strategy_name,
+        **({"code": code} if (code := digests_of(type(task))) else {}),
         **examples,
         **start,
     }
@@ -272,6 +280,7 @@ def plan_finetuning(
     )
     with distribution.scope():
         model = build(total_steps=stage.total, log=lines.append)
+        check_saves(model.network)
         # GLUE's scores have the range that the paper learned.
         if task.problem_type == REGRESSION and task.name == CUSTOM:
             start_at_scores(model.network, labels_in(examples.train))

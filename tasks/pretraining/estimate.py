@@ -176,7 +176,7 @@ class _Encoder:
 
 def _encoders(recipe: Recipe, config: BertConfig) -> list[_Encoder]:
     if "replaced_token" not in recipe.objectives:
-        return [_Encoder(config, recipe.objectives)]
+        return [_Encoder(config, tuple(recipe.names))]
     generator = generator_config(config, share=recipe.hparams.generator_share)
     return [_Encoder(config, ("replaced_token",)), _Encoder(generator, ("masked_lm",), shared=True)]
 
@@ -197,6 +197,10 @@ def estimate(
     Raises BertKerasError if the devices do not divide the batch, or the encoder is too short for a phase, and for a precision or
     a BiLSTM that the plan does not know.
     """
+    if own := [name for name in recipe.names if name not in HEADS]:
+        raise BertKerasError(
+            f"the plan does not know the head of {own[0]}; give a recipe of {', '.join(HEADS)}."
+        )
     hparams, encoders = recipe.hparams, _encoders(recipe, config)
     if hparams.precision != "float32":
         raise BertKerasError(

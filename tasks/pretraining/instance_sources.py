@@ -35,7 +35,7 @@ from bert_keras.tasks.pretraining.records import (
     list_record_files,
     read_records,
 )
-from bert_keras.tasks.pretraining.samplers import SAMPLERS
+from bert_keras.tasks.pretraining.samplers import sampler_of
 from bert_keras.tasks.pretraining.text_counts import TextCounts, count_ids
 from bert_keras.text.tokenizer import Tokenizer
 
@@ -175,7 +175,7 @@ class TextInstances(InstanceSource):
 
     def _some(self, sampling: Sampling) -> list[Document]:
         """The first documents, for a sample."""
-        least = SAMPLERS[sampling.sampler].documents
+        least = sampler_of(sampling.sampler).documents
         return next(shards(self._documents, size=SAMPLE_BYTES, least=least), [])
 
     def counts(self, phase: int, columns: Mapping[str, np.ndarray]) -> TextCounts:

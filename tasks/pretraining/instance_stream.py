@@ -26,16 +26,16 @@ from bert_keras.features import (
     WorkerRows,
 )
 from bert_keras.optimization.replicas import without_autotuning
-from bert_keras.tasks.hparams import SEGMENTS, Sampling
+from bert_keras.tasks.hparams import Sampling, segments_of
 from bert_keras.tasks.pretraining.corpus import Document, shards
 from bert_keras.tasks.pretraining.processes import in_order
 from bert_keras.tasks.pretraining.samplers import (
-    SAMPLERS,
     Instances,
     TokenizedDocument,
     TokenizedDocuments,
     check_documents,
     make_instances,
+    sampler_of,
 )
 from bert_keras.tasks.pretraining.text_counts import TextCounts, count_cut, count_ids
 from bert_keras.text.preprocessing import Features, Preprocessor
@@ -66,7 +66,7 @@ class InstanceMaker:
         """A shard's instances, and counts of what is not in them."""
         documents = tokenize_documents(texts, self.tokenizer, segment=self.segment)
         # The samplers count one separator after each segment.
-        segments, settings = SEGMENTS[self.settings.sampler], self.settings
+        segments, settings = segments_of(self.settings.sampler), self.settings
         more = self.tokenizer.pair.added(segments) - BERT_PAIR.added(segments)
         shorter = dataclasses.replace(settings, seq_length=settings.seq_length - more)
         separator = self.tokenizer.special.end
@@ -177,7 +177,7 @@ class Packer:
                 features |= {INPUT_WORD_IDS: ids % WORD_START, WORD_STARTS: ids // WORD_START}
             return features | {NEXT_SENTENCE_LABEL: labels}
 
-        self._segments = SEGMENTS[settings.sampler]
+        self._segments = segments_of(settings.sampler)
         ids, lengths = tf.TensorSpec([None], tf.int32), tf.TensorSpec([None], tf.int64)
         signature = [[ids] * self._segments, [lengths] * self._segments, ids]
         self._pack = tf.function(pack, autograph=False, input_signature=signature)
@@ -255,7 +255,7 @@ def stream(
     """
     # Checked here, because tf.data would hide the error in its own traceback.
     sampler = maker.settings.sampler
-    check_documents(len(list(itertools.islice(documents, SAMPLERS[sampler].documents))), sampler=sampler)
+    check_documents(len(list(itertools.islice(documents, sampler_of(sampler).documents))), sampler=sampler)
     pack, rows = Packer(maker), worker_rows.rows(batch_size)
 
     def tasks() -> Iterator[tuple[int, int, list[Document]]]:

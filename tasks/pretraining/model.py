@@ -36,7 +36,7 @@ from bert_keras.tasks.devices.workers import Workers
 from bert_keras.tasks.hparams import PretrainHparams, Sampling
 from bert_keras.tasks.pretraining.recipes import FIELDS, Recipe
 from bert_keras.tasks.pretraining.records import MANIFEST, RecordFiles, load_manifests
-from bert_keras.tasks.pretraining.samplers import SAMPLERS
+from bert_keras.tasks.pretraining.samplers import sampler_of
 from bert_keras.tasks.problems.fill_mask import FillMask
 from bert_keras.tasks.runs.run_folder import save_task, save_weights
 from bert_keras.tasks.training.plan import digest_of_tensors
@@ -54,12 +54,12 @@ OBJECTIVES: dict[str, type[Objective]] = {
 
 def objective_classes(recipe: Recipe) -> tuple[type[Objective], ...]:
     """The classes of a recipe's objectives."""
-    return tuple(OBJECTIVES[name] for name in recipe.objectives)
+    return tuple(OBJECTIVES[one] if isinstance(one, str) else one for one in recipe.objectives)
 
 
 def unread_settings(recipe: Recipe) -> list[str]:
     """The user's settings of objectives that the recipe does not have."""
-    fields = {kind: names_of(kind) for kind in OBJECTIVES.values()}
+    fields = {kind: names_of(kind) for kind in (*OBJECTIVES.values(), *objective_classes(recipe))}
     of_objectives = {*names_of(Masking), *(name for names in fields.values() for name in names)}
     read = {name for kind in objective_classes(recipe) for name in fields[kind]}
     if "masking" in read:
@@ -71,7 +71,7 @@ def check_settings_are_read(recipe: Recipe) -> None:
     """Raises BertKerasError for a setting of the user that no objective of the recipe reads."""
     if unread := unread_settings(recipe):
         raise BertKerasError(
-            f"{unread[0]} does not apply to {', '.join(recipe.objectives)}, the objectives of this recipe; leave {unread[0]} out."
+            f"{unread[0]} does not apply to {', '.join(recipe.names)}, the objectives of this recipe; leave {unread[0]} out."
         )
 
 
@@ -92,8 +92,9 @@ def check_direction(recipe: Recipe, config: BertConfig) -> None:
 def make_objectives(recipe: Recipe, seq_length: int, *, pieces: Pieces) -> list[Objective]:
     """The objectives for one length. Their fields are set by name from `pieces`, the masking and the settings."""
     known = {"pieces": pieces, "masking": recipe.masking(seq_length), **vars(recipe.hparams)}
+    known |= {name: value for name, value in recipe.all_settings.items() if name not in known}
     return [
-        kind(**{field.name: known[field.name] for field in dataclasses.fields(kind)})  # type: ignore[arg-type]
+        kind(**{name: known[name] for name in names_of(kind) if name in known})
         for kind in objective_classes(recipe)
     ]
 
@@ -224,19 +225,26 @@ def assign(start: Start, model: Pretrainer) -> list[str]:
         return []
     lines = []
     if start.checkpoint.tensors:
-        heads = _heads(model, model.encoder)
+        heads = heads_on(model, model.encoder)
         report = checkpoints.assign(start.checkpoint, model.encoder, fresh=("pooler", *heads), **heads)
         lines.append(str(report))
     for name in model.companions:
         encoder = getattr(model, name)
         if name in start.companions:
-            checkpoints.assign(start.companions[name], encoder, **_heads(model, encoder))
+            checkpoints.assign(start.companions[name], encoder, **heads_on(model, encoder))
         else:
             lines.append(f"the {name} is randomly initialized: the checkpoint has no {name}/")
     return lines
 
 
-def _heads(model: Pretrainer, encoder: BertEncoder) -> dict[str, keras.layers.Layer]:
+def check_saves(model: Pretrainer) -> None:
+    """Raises BertKerasError for heads or a configuration that no file can hold: call it before a training."""
+    for encoder in (model.encoder, *(getattr(model, name) for name in model.companions)):
+        encoder.config.to_hugging_face()
+        checkpoints.collect(encoder.config, encoder, **heads_on(model, encoder))
+
+
+def heads_on(model: Pretrainer, encoder: BertEncoder) -> dict[str, keras.layers.Layer]:
     """The heads that read this encoder."""
     return {name: head for name, head in model.heads.items() if model.encoders[name] is encoder}
 
@@ -257,13 +265,13 @@ def save(
     fills_masks = {one.name for one in model.objectives if one.fills_masks}
     of_pairs = {one.name for one in model.objectives if one.pair_labels}
     for folder, encoder in encoders.items():
-        heads = _heads(model, encoder)
+        heads = heads_on(model, encoder)
         trained = any(one is encoder.pooler.kernel for one in model.trainable_variables)
         known = trained or (
             encoder is model.encoder and start is not None and "pooler/kernel" in start.tensors
         )
         without = () if known else ("pooler",)
-        labels = SAMPLERS[sampler].labels if of_pairs & {*heads} else ()
+        labels = sampler_of(sampler).labels if of_pairs & {*heads} else ()
         save_weights(folder, preprocess.tokenizer, encoder, heads, without=without, labels=labels)
         if fills_masks & {*heads}:
             save_task(folder, FillMask(), preprocess)

@@ -34,6 +34,7 @@ class RunInputs:
 
     objectives, held_out: one for each phase
     save: writes the weights into a folder
+    describe: (folder of the run) -> writes what the reader of a save must know
     about: fields of results.json that are known before the training
     place: the position in the source where the first stage starts
     """
@@ -46,6 +47,7 @@ class RunInputs:
     save: Callable[[pathlib.Path], None]
     about: Mapping[str, Any]
     place: Sequence[int] | None = None
+    describe: Callable[[pathlib.Path], None] = lambda path: None
 
 
 class PretrainingMonitor(Monitor):
@@ -61,6 +63,7 @@ class PretrainingMonitor(Monitor):
         super().__init__()
         self._path, self._inputs, self._workers = path, inputs, workers
         self._log_line = log
+        inputs.describe(path)
         self._writer = tf.summary.create_file_writer(str(path / LOGS))
         self.history: list[dict[str, Any]] = []
         self.step = 0

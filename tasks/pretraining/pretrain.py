@@ -29,6 +29,7 @@ from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.features import WorkerRows
 from bert_keras.io.folders import Folder
+from bert_keras.io.own_code import digests_of
 from bert_keras.optimization.objectives import Objective
 from bert_keras.tasks.batches import set_row_count
 from bert_keras.tasks.devices.strategies import check_micro_batch, divided, lines_about, rows_for, strategy
@@ -53,6 +54,7 @@ from bert_keras.tasks.pretraining.model import (
     assign,
     build_model,
     check_direction,
+    check_saves,
     check_settings_are_read,
     grow,
     make_objectives,
@@ -63,8 +65,10 @@ from bert_keras.tasks.pretraining.model import (
 )
 from bert_keras.tasks.pretraining.monitor import PretrainingMonitor, RunInputs
 from bert_keras.tasks.pretraining.processes import check_sendable, check_workers
-from bert_keras.tasks.pretraining.recipes import Recipe
+from bert_keras.tasks.pretraining.recipes import FIELDS, Recipe
 from bert_keras.tasks.pretraining.records import RecordFiles
+from bert_keras.tasks.pretraining.samplers import sampler_of
+from bert_keras.tasks.pretraining.unfinished import describe
 from bert_keras.tasks.pretraining.vocabulary import describe_changes
 from bert_keras.tasks.runs.run_folder import ORIGIN
 from bert_keras.tasks.training.loop import RUN, check_save_every, train
@@ -297,6 +301,7 @@ def plan_pretraining(given: Pretraining) -> Plan:
     keras.utils.set_random_seed(hparams.seed)
     with distribution.scope():
         model = build_model(recipe, config, objectives[0])
+        check_saves(model)
         lines += assign(start, model)
     count = sum(math.prod(one.shape) for one in model.trainable_variables)
     lines.append(
@@ -315,6 +320,7 @@ def plan_pretraining(given: Pretraining) -> Plan:
             sampler=recipe.sampling().sampler,
             start=start.checkpoint,
         ),
+        describe=functools.partial(describe, model=model, tokenizer=tokenizer),
         about={"strategy": given.strategy_name, "settings": fingerprint, ORIGIN: origin},
     )
     stages = [_stage(inputs, number, distribution) for number in range(len(source.phases))]
@@ -332,7 +338,8 @@ def _fingerprint(
         settings |= dataclasses.asdict(kind)
     del settings["seq_length"]
     fingerprint = {
-        "objectives": list(recipe.objectives),
+        "objectives": recipe.names,
+        **{name: value for name, value in recipe.all_settings.items() if name not in FIELDS},
         **dict(sorted(settings.items())),
         "config": config.to_dict(),
         "vocabulary": tokenizer.digest,
@@ -340,6 +347,9 @@ def _fingerprint(
         "segmenter": given.segment is not None and describe_segmenter(given.segment),
         "snapshots": list(given.snapshots),
     }
+    own = (*recipe.objectives, given.segment, sampler_of(recipe.sampling().sampler).sample)
+    code = digests_of(*[one for one in own if callable(one)])
+    fingerprint |= {"code": code} if code else {}
     fingerprint = dict(json.loads(json.dumps(fingerprint)))
     return {**fingerprint, **source.fingerprint, **start.fingerprint(), "strategy": given.strategy_name}
 

@@ -2,12 +2,14 @@
 
 import dataclasses
 import math
+import typing
 from collections.abc import Mapping
 from typing import Any
 
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import Checked, Masking, checked_value, like, names_of, setting
+from bert_keras.io.own_code import is_own, load_own, name_of
 from bert_keras.tasks.hparams import PretrainHparams, Sampling
 
 
@@ -33,23 +35,25 @@ SETTINGS = tuple(sorted(FIELDS))
 class Recipe:
     """The objectives and settings of a pre-training.
 
-    objectives: keys of OBJECTIVES; with "replaced_token", a second encoder, the generator, learns the masked LM
+    objectives: keys of OBJECTIVES, or classes of your own; with "replaced_token", a second encoder, the generator, learns the
+        masked LM. The fields of your own class are settings of the recipe
     settings: the SETTINGS that differ from their defaults, by name
     changes: the user's settings, which override `settings`. If training starts from a checkpoint, only these override the
         checkpoint's configuration
     """
 
-    objectives: tuple[str, ...]
+    objectives: tuple[str | type, ...]
     settings: Mapping[str, Any]
     changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def changed(self, **changes: Any) -> "Recipe":
         """The recipe with changed settings. Raises ValueError for a name that is not in SETTINGS, or a wrong value."""
-        if unknown := [name for name in changes if name not in SETTINGS]:
+        fields = FIELDS | {name: kind for kind in self.own_settings for name in names_of(kind)}
+        if unknown := [name for name in changes if name not in fields]:
             raise BertKerasError(
-                f"there is no setting {', '.join(unknown)}; the settings are {', '.join(SETTINGS)}."
+                f"there is no setting {', '.join(unknown)}; the settings are {', '.join(sorted(fields))}."
             )
-        given = {name: checked_value(FIELDS[name], name, value) for name, value in changes.items()}
+        given = {name: checked_value(fields[name], name, value) for name, value in changes.items()}
         if (length := given.pop("seq_length", None)) is not None:
             if "phases" in given:
                 raise BertKerasError(
@@ -62,6 +66,16 @@ class Recipe:
 
     def _of(self, kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in given.items() if FIELDS.get(name) is kind}
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the objectives, in a fingerprint and in errors."""
+        return [one if isinstance(one, str) else name_of(one) for one in self.objectives]
+
+    @property
+    def own_settings(self) -> list[type]:
+        """For each objective of your own, a dataclass of its fields that are settings of no other class."""
+        return [_own_settings(one) for one in self.objectives if isinstance(one, type)]
 
     @property
     def all_settings(self) -> dict[str, Any]:
@@ -94,6 +108,42 @@ class Recipe:
             return dataclasses.replace(source, **self._of(BertConfig, self.changes))
         fields = {"vocab_size": vocab_size} | self._of(BertConfig, self.all_settings)
         return BertConfig.named(self.all_settings.get("size", "base"), **fields)
+
+
+NOT_SETTINGS = ("pieces", "masking")  # fields of an objective that follow from the vocabulary and the masks
+
+
+def _own_settings(objective: type) -> type:
+    # Without the modules that only type checkers import.
+    hints = typing.get_type_hints(objective, localns={"Pieces": object})
+    fields = [
+        (field.name, hints[field.name], dataclasses.field(default=field.default, metadata=field.metadata))
+        for field in dataclasses.fields(objective)
+        if field.name not in (*FIELDS, *NOT_SETTINGS)
+    ]
+    return dataclasses.make_dataclass(objective.__name__, fields, bases=(Checked,), frozen=True, kw_only=True)
+
+
+def recipe_named(name: str) -> Recipe:
+    """A row of RECIPES, or a Recipe of your own by MODULE:NAME.
+
+    Raises BertKerasError for an unknown name, for another object, and for a class that is no objective or lacks a member.
+    """
+    if not is_own(name):
+        if name not in RECIPES:
+            raise BertKerasError(
+                f"no recipe named {name!r}; the recipes are {', '.join(RECIPES)}, or MODULE:NAME for one of your own."
+            )
+        return RECIPES[name]
+    found = load_own(name, given="--recipe")
+    if not isinstance(found, Recipe):
+        raise BertKerasError(
+            f"--recipe {name} is {type(found).__name__}; give a Recipe (bert_keras.tasks.pretraining.recipes)."
+        )
+    for one in found.objectives:
+        if isinstance(one, type):
+            one.check_members()  # type: ignore[attr-defined]
+    return found
 
 
 # Two phases: 128 positions for 90 % of the steps, 512 for the rest (Devlin et al. 2019, A.2), with at most 20 and 77 masks.

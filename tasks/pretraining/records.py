@@ -42,7 +42,7 @@ from bert_keras.io.json_files import (
     read_object,
 )
 from bert_keras.io.paths import did_you_mean, to_path
-from bert_keras.tasks.hparams import SEGMENTS, Sampling
+from bert_keras.tasks.hparams import Sampling, segments_of
 from bert_keras.tasks.pretraining.text_counts import TextCounts
 from bert_keras.text.preprocessing import Features, own_rows
 from bert_keras.text.tokenizer import Tokenizer
@@ -140,6 +140,13 @@ class InstancesFolder(Folder):
         """True if the folder has all shards of its text."""
         return read_manifest(self.path)[SUMMARY] is not None
 
+    def _forget(self) -> None:
+        """Removes the files of shards too, where no shard has an instance: they cost no work."""
+        if not any(shard.instances for shard in self.shards()):
+            for file in [*self.path.glob("*.tfrecord*")]:
+                file.unlink()
+        super()._forget()
+
     def made_from(self, amount: str) -> BertKerasError:
         """The error about a folder of another text. amount: "more text" or "less text"."""
         return BertKerasError(f"{self.path} was made from {amount}; give another folder, or remove this one.")
@@ -211,7 +218,7 @@ def summarize(shards: Sequence[Shard], *, settings: Sampling, lone_words: bool =
             f"{documents} documents gave no instance and {skipped} chunks of one segment were skipped; give text whose "
             "documents have several lines, or another sampler."
         )
-    rate = ones / instances if SEGMENTS[settings.sampler] == 2 else None
+    rate = ones / instances if segments_of(settings.sampler) == 2 else None
     warnings = []
     if rate is not None and abs(rate - 0.5) > LABEL_RATE_TOLERANCE:
         warnings.append(

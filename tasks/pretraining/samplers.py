@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_keras.errors import BertKerasError
-from bert_keras.tasks.hparams import SEGMENTS, Sampling
+from bert_keras.io.own_code import load_own
+from bert_keras.tasks.hparams import Sampling, segments_of
 from bert_keras.tasks.options import SENTENCE_PAIR_LABELS
 from bert_keras.text.preprocessing import longest_first
 
@@ -219,12 +220,14 @@ class Sampler(NamedTuple):
     labels: the names of the labels 0 and 1
     documents: the least number of documents
     joined: the documents of a pass are joined first
+    segments: in an instance of a sampler of a user's own; SEGMENTS has those of SAMPLERS
     """
 
     sample: Callable[..., Iterator[Made]]
     documents: int = 1
     labels: tuple[str, ...] = ()
     joined: bool = False
+    segments: int = 1
 
 
 SAMPLERS = {
@@ -234,6 +237,18 @@ SAMPLERS = {
     "full_sentences": Sampler(full_sentences, joined=True),
     "contiguous": Sampler(contiguous),
 }
+
+
+def sampler_of(name: str) -> Sampler:
+    """A row of SAMPLERS, or a Sampler of a user's own by MODULE:NAME. Raises BertKerasError for another object."""
+    if name in SAMPLERS:
+        return SAMPLERS[name]
+    found = load_own(name, given="sampler")
+    if not isinstance(found, Sampler):
+        raise BertKerasError(
+            f"sampler {name} is {type(found).__name__}; give a Sampler (bert_keras.tasks.pretraining.samplers)."
+        )
+    return found
 
 
 def make_instances(
@@ -258,7 +273,7 @@ def make_instances(
         skipped += without
     instances = _together(passes)
     shuffled = instances[rng.permutation(len(instances))]
-    if SEGMENTS[settings.sampler] == 2:
+    if segments_of(settings.sampler) == 2:
         shuffled = _cut(shuffled, rng, room=settings.room)
     return shuffled, skipped
 
@@ -267,12 +282,12 @@ def one_pass(
     documents: TokenizedDocuments, rng: np.random.Generator, *, settings: Sampling, separator: int
 ) -> tuple[Instances, int]:
     """The instances of one pass over documents, in order, whose pairs may be too long, and the number of skipped chunks."""
-    sampler = SAMPLERS[settings.sampler]
+    sampler = sampler_of(settings.sampler)
     if sampler.joined:
         documents = documents.joined(separator)
     made = [*sampler.sample(documents.found, rng, settings=settings)]
     kept = [one for one in made if one is not None]
-    segments = SEGMENTS[settings.sampler]
+    segments = segments_of(settings.sampler)
     width = 2 * segments + 1
     numbers = np.fromiter(itertools.chain.from_iterable(kept), np.int64, len(kept) * width).reshape(-1, width)
     places = numbers[:, :-1].reshape(len(kept), segments, 2)
@@ -292,9 +307,9 @@ def _together(passes: Sequence[Instances]) -> Instances:
 
 def check_documents(count: int, *, sampler: str) -> None:
     """Raises ValueError if a sampler needs more documents."""
-    if count < SAMPLERS[sampler].documents:
+    if count < sampler_of(sampler).documents:
         raise BertKerasError(
-            f"{sampler} needs {SAMPLERS[sampler].documents} documents with text and there is {count}; separate documents by "
+            f"{sampler} needs {sampler_of(sampler).documents} documents with text and there is {count}; separate documents by "
             "blank lines, add files or choose another sampler."
         )
 

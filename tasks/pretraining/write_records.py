@@ -20,6 +20,7 @@ from bert_keras.features import INPUT_MASK, NEXT_SENTENCE_LABEL
 from bert_keras.fields import Masking, checked_value
 from bert_keras.io.files import atomic_file, digest_file, file_errors
 from bert_keras.io.folders import check_equal
+from bert_keras.io.own_code import digests_of
 from bert_keras.tasks.hparams import PretrainHparams, Sampling
 from bert_keras.tasks.pretraining.corpus import Document, digest_documents, shards
 from bert_keras.tasks.pretraining.instance_stream import (
@@ -40,6 +41,7 @@ from bert_keras.tasks.pretraining.records import (
     shard_name,
     summarize,
 )
+from bert_keras.tasks.pretraining.samplers import sampler_of
 from bert_keras.text.masking import Pieces, mask
 from bert_keras.text.preprocessing import Features
 from bert_keras.text.tokenizer import Tokenizer
@@ -83,12 +85,14 @@ class Job:
     def fingerprint(self) -> dict[str, Any]:
         """Everything that decides the instances of a text, plain JSON."""
         tokenizer, segment = self.make_tokenizer(), self.segment
+        code = digests_of(sampler_of(self.settings.sampler).sample, *([] if segment is None else [segment]))
         return {
             "vocabulary": tokenizer.digest,
             "lower_case": tokenizer.lower_case,
             **dataclasses.asdict(self.settings),
             "masking": None if self.masking is None else dataclasses.asdict(self.masking),
             "segmenter": None if segment is None else describe_segmenter(segment),
+            **({"code": code} if code else {}),
             **{name: getattr(self, name) for name in ("seed", "compress", "shard_bytes", "shard_documents")},
         }
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import keras
 
-from bert_keras.checkpoints.weights import check_weights
+from bert_keras.checkpoints.weights import check_weights, plain_paths
 from bert_keras.errors import BertKerasError, first_names
 from bert_keras.fields import checked_value
 from bert_keras.model.feature_bilstm import bilstm_of
 from bert_keras.model.layers import denses_in
 from bert_keras.tasks.options import InferenceOptions
 from bert_keras.tasks.runs.run_folder import Run, load_run
-from bert_keras.tasks.task import Problem
+from bert_keras.tasks.task import Problem, Task
 from bert_keras.tasks.training.task_model import encoder_of, freeze, frozen_layers, network_of
 
 
@@ -40,12 +40,17 @@ def members_of(model: keras.Model) -> list[keras.Model]:
     return model.members if isinstance(model, Ensemble) else [model]
 
 
-def load_runs(paths: Sequence[str | pathlib.Path], *, data: str | pathlib.Path | None = None) -> Run:
+def load_runs(
+    paths: Sequence[str | pathlib.Path],
+    *,
+    data: str | pathlib.Path | None = None,
+    task: str | type[Task] | None = None,
+) -> Run:
     """Loads one run, or several runs of one task as an ensemble: their outputs and calibrated numbers are averaged.
 
-    Raises as `load_run`, and BertKerasError if the runs differ in task, labels or preprocessing.
+    task: as in `load_run`. Raises as `load_run`, and BertKerasError if the runs differ in task, labels or preprocessing.
     """
-    runs = [load_run(path, data=data) for path in paths]
+    runs = [load_run(path, data=data, task=task) for path in paths]
     first = runs[0]
     for run in runs[1:]:
         if _reads(run) != _reads(first):
@@ -57,8 +62,8 @@ def load_runs(paths: Sequence[str | pathlib.Path], *, data: str | pathlib.Path |
         return first
     kept = [run.task.to_json() for run in runs]
     means = {name: statistics.fmean(one[name] for one in kept) for name in first.task.calibrated}
-    task = type(first.task).from_json(kept[0] | means, data)
-    return dataclasses.replace(first, task=task, model=Ensemble([run.model for run in runs]))
+    mean = type(first.task).from_json(kept[0] | means, data)
+    return dataclasses.replace(first, task=mean, model=Ensemble([run.model for run in runs]))
 
 
 def _reads(run: Run) -> Any:
@@ -94,27 +99,35 @@ def _model_at(problem: Problem, model: keras.Model, precision: str) -> keras.Mod
     _, made = network_of(
         problem, encoder_of(model).config, bilstm.settings if bilstm else None, dtype=precision
     )
-    values = _values(model)
-    if others := {*values} ^ {one.path for one in made.weights}:
+    values, wanted = _values(model), dict(zip(_paths(made), made.weights, strict=True))
+    if others := {*values} ^ {*wanted}:
         raise BertKerasError(
             f"the network has layers of its own ({first_names(sorted(others))}), whose precision is fixed; leave precision out, "
             f"or make the model with dtype={precision!r}."
         )
-    for variable in made.weights:
-        variable.assign(keras.ops.cast(values[variable.path], variable.dtype))
+    for path, variable in wanted.items():
+        variable.assign(keras.ops.cast(values[path], variable.dtype))
     check_weights(made.weights, where=f" in {precision}")
     freeze(made, frozen_layers(model))
     return made
 
 
+def _paths(model: keras.Model) -> list[str]:
+    """The path of each weight, without the numbers that Keras gives to layers."""
+    paths = [one.path for one in model.weights]
+    plain = plain_paths(paths, model._flatten_layers(include_self=False))
+    return [plain[path] for path in paths]
+
+
 def _values(model: keras.Model) -> dict[str, Any]:
     """Path -> the value of each weight; kernels with LoRA are merged."""
-    values = {one.path: one for one in model.weights if not one.name.startswith("lora_")}
+    named = dict(zip(_paths(model), model.weights, strict=True))
+    merged = {}
     for dense in denses_in(model).values():
         if dense.quantization_mode is not None:
             raise BertKerasError(
                 f"{dense.path} is quantized to {dense.quantization_mode}, which is a precision of its own; leave precision out."
             )
         if dense.lora_enabled:
-            values[dense._kernel.path] = dense.kernel
-    return values
+            merged[id(dense._kernel)] = dense.kernel
+    return {path: merged.get(id(one), one) for path, one in named.items() if not one.name.startswith("lora_")}

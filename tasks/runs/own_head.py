@@ -17,7 +17,8 @@ from bert_keras.errors import BertKerasError, first_names
 from bert_keras.fields import flag_of
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.tasks.data.sources import Source
-from bert_keras.tasks.runs.run_folder import TASKS, Run, is_run, run_of
+from bert_keras.tasks.runs.run_folder import Run, is_run, run_of
+from bert_keras.tasks.runs.task_types import TASKS
 from bert_keras.tasks.task import Problem, Task
 from bert_keras.tasks.training.task_model import NEW_PARTS, heads_of
 

@@ -21,7 +21,7 @@ from bert_keras.checkpoints.hugging_face import TASK_FILE, TOP
 from bert_keras.checkpoints.weights import check_weights
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError, first_line
-from bert_keras.fields import field_types, flag_of
+from bert_keras.fields import field_types
 from bert_keras.io import formats
 from bert_keras.io.files import digest_file, write_json
 from bert_keras.io.json_files import (
@@ -37,19 +37,13 @@ from bert_keras.io.json_files import (
     read_object,
     shortened,
 )
+from bert_keras.io.own_code import name_of
 from bert_keras.io.paths import did_you_mean, refuse_remote_weights, to_path
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import bilstm_of, bilstm_parameters
 from bert_keras.tasks.batches import predict
-from bert_keras.tasks.data.sources import Source
 from bert_keras.tasks.hparams import BILSTM_SETTINGS, Hparams
-from bert_keras.tasks.problems.classification import TextClassification
-from bert_keras.tasks.problems.fill_mask import FillMask
-from bert_keras.tasks.problems.multiple_choice import MultipleChoice
-from bert_keras.tasks.problems.next_sentence import NextSentence
-from bert_keras.tasks.problems.question_answering import QuestionAnswering
-from bert_keras.tasks.problems.replaced_tokens import ReplacedTokens
-from bert_keras.tasks.problems.tagging import Tagging
+from bert_keras.tasks.runs.task_types import task_type, type_of_kind
 from bert_keras.tasks.task import Task
 from bert_keras.tasks.training.loop import LOGS, RESULTS_FILE
 from bert_keras.tasks.training.task_model import (
@@ -68,44 +62,15 @@ from bert_keras.text.preprocessing import TRUNCATION, Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
 from bert_keras.text.vocabulary import MERGES_TXT, SENTENCEPIECE, VOCAB_JSON, VOCAB_TXT
 
-# task.json's "kind" -> the task. A new task needs a line here.
-TASKS: dict[str, type[Task]] = {
-    task.kind: task
-    for task in (
-        TextClassification,
-        QuestionAnswering,
-        MultipleChoice,
-        Tagging,
-        FillMask,
-        NextSentence,
-        ReplacedTokens,
-    )
-}
 # Keys in results.json: file name -> SHA-256; the model that the run started from (`origin_of`); the reason why the kept
 # epoch did not learn, or null. A run of a grid whose loss diverged has only the reason.
 FILES, ORIGIN, DEGENERATE = "files", "origin", "degenerate"
 FROZEN = "frozen"  # a key in task.json: the paths of layers that do not train
 FEATURES = "features"  # a key in task.json: the settings of a BiLSTM on frozen features
 KERAS = ".keras"
+GIVEN_TASK = "bert_keras task"  # the name under which `load_file` gives Keras the class of a user's own task
 _NOT_A_RUN = f"{{}} is not the {TASK_FILE} of a run"
 CHECKED = ("model.safetensors", TOP, VOCAB_TXT, SENTENCEPIECE, VOCAB_JSON, MERGES_TXT)
-
-
-def task_type(name: str) -> type[Task]:
-    """The class of the task named `name`. Raises BertKerasError for an unknown name."""
-    task = next((task for task in TASKS.values() if name in task.names), None)
-    if task is None:
-        listed = ", ".join(name for task in TASKS.values() for name in task.names)
-        raise BertKerasError(f"no task named {name!r}; the tasks are {listed}.")
-    return task
-
-
-def open_task(name: str, source: Source | None, **options: Any) -> Task:
-    """Opens the task named `name`. Raises BertKerasError for an unknown name, or an option that the task does not have."""
-    task = task_type(name)
-    if unknown := [flag_of(option) for option in options if option not in task.options]:
-        raise BertKerasError(f"{', '.join(unknown)} does not apply to the task {name}; leave it out.")
-    return task.open(name, source, **options)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -174,7 +139,7 @@ def save_run(
     else:
         if has_encoder(model):
             save_weights(path, tokenizer, encoder_of(model), {})
-        write_weights(path / TOP, paths_of(heads.values()))
+        write_weights(path / TOP, paths_of(heads))
     save_task(path, task, preprocess, frozen=frozen, features=bilstm.settings if bilstm else None)
 
 
@@ -194,7 +159,12 @@ def save_task(
 
 
 def check_readable(task: Task) -> None:
-    """Raises BertKerasError for a task that can be made and trained, and that no reader of its task.json would take."""
+    """Raises BertKerasError for a task that lacks a member, or that no reader of its task.json would take."""
+    task_type(type(task))
+    if lacking := [name for name in ("name", "measure") if not hasattr(task, name)]:
+        raise BertKerasError(
+            f"{name_of(task)} lacks {', '.join(lacking)}; help(bert_keras.Task) describes its members."
+        )
     for name, value in task.to_json().items():
         try:
             json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
@@ -247,8 +217,12 @@ def check_finished(path: pathlib.Path) -> None:
             )
 
 
-def load_file(path: pathlib.Path, *, compile: bool = True, safe_mode: bool = True) -> Any:
+def load_file(
+    path: pathlib.Path, *, compile: bool = True, safe_mode: bool = True, task: str | type[Task] | None = None
+) -> Any:
     """The Keras model of a `.keras` file; arguments as Keras' `load_model`.
+
+    task: as in `type_of_kind`
 
     Raises MissingFileError if there is none, BertKerasError for a damaged one.
     """
@@ -256,8 +230,9 @@ def load_file(path: pathlib.Path, *, compile: bool = True, safe_mode: bool = Tru
     if not path.is_file():
         raise MissingFileError(f"no such file: {path}{did_you_mean(path)}.")
     _check_archive(path)
+    own = {} if task is None else {GIVEN_TASK: task_type(task)}
     try:
-        model = keras.saving.load_model(path, compile=compile, safe_mode=safe_mode)
+        model = keras.saving.load_model(path, own, compile=compile, safe_mode=safe_mode)
     # Keras' readers raise all of these for a file that lacks a part, or whose parts contradict each other.
     except (AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
         if isinstance(error, BertKerasError) or getattr(error, "errno", None):  # a full disk is no damage
@@ -284,9 +259,9 @@ def _check_archive(path: pathlib.Path) -> None:
         raise BertKerasError(f"{path} is damaged in {wrong}; save the model again.")
 
 
-def _run_of_file(path: pathlib.Path, data: str | pathlib.Path | None) -> Run:
+def _run_of_file(path: pathlib.Path, data: str | pathlib.Path | None, task: str | type[Task] | None) -> Run:
     """The run of a TextModel's `.keras` file. Raises as `load_file`, and for a model of another class."""
-    model = load_file(path, compile=False)
+    model = load_file(path, compile=False, task=task)
     if not hasattr(model, "as_run"):
         raise BertKerasError(
             f"{path} holds a {type(model).__name__}, and a run is a TextModel; give a file that a model of bert_keras wrote, "
@@ -296,12 +271,19 @@ def _run_of_file(path: pathlib.Path, data: str | pathlib.Path | None) -> Run:
     return dataclasses.replace(run, task=type(run.task).from_json(run.task.to_json(), data))
 
 
-def task_of(path: str | os.PathLike[str], *, data: str | pathlib.Path | None = None) -> Task:
-    """The task of a run's folder, without its weights, which may be large. Raises as `load_run`."""
-    return _task_in(to_path(path), data)[0]
+def task_of(
+    path: str | os.PathLike[str],
+    *,
+    data: str | pathlib.Path | None = None,
+    task: str | type[Task] | None = None,
+) -> Task:
+    """The task of a run's folder, without its weights, which may be large. Arguments and errors as in `load_run`."""
+    return _task_in(to_path(path), data, task)[0]
 
 
-def _task_in(path: pathlib.Path, data: str | pathlib.Path | None) -> tuple[Task, dict[str, Any]]:
+def _task_in(
+    path: pathlib.Path, data: str | pathlib.Path | None, given: str | type[Task] | None
+) -> tuple[Task, dict[str, Any]]:
     """The task of a run's folder, and the content of its task.json."""
     file = path / TASK_FILE
     if not is_run(path):
@@ -311,7 +293,7 @@ def _task_in(path: pathlib.Path, data: str | pathlib.Path | None) -> tuple[Task,
             f"no {TASK_FILE} in {path}{close}; give the folder that `bert-keras finetune --output` wrote."
         )
     kinds = {
-        "kind": one_of(TASKS),
+        "kind": TEXT,
         "task": OBJECT,
         "seq_length": field_types(Hparams)["seq_length"],
         "truncation": one_of(TRUNCATION),
@@ -322,8 +304,9 @@ def _task_in(path: pathlib.Path, data: str | pathlib.Path | None) -> tuple[Task,
     content = read_object(file)
     formats.check_format(formats.RUN, content, where=file)
     content = checked_fields(content, kinds, where=where, optional=(FROZEN, FEATURES), others=True)
+    kind = type_of_kind(content["kind"], given, where=path)
     try:
-        task = TASKS[content["kind"]].from_json(content["task"], data)
+        task = kind.from_json(content["task"], data)
     except FileNotFoundError:  # of the data
         raise
     except BertKerasError as error:
@@ -331,24 +314,30 @@ def _task_in(path: pathlib.Path, data: str | pathlib.Path | None) -> tuple[Task,
     return task, content
 
 
-def load_run(path: str | os.PathLike[str], *, data: str | pathlib.Path | None = None) -> Run:
+def load_run(
+    path: str | os.PathLike[str],
+    *,
+    data: str | pathlib.Path | None = None,
+    task: str | type[Task] | None = None,
+) -> Run:
     """Loads a run that `finetune` wrote, with the task's examples in `data` (None: TensorFlow Datasets).
 
     path: its folder, or the `.keras` file of a TextModel
+    task: the class of a task of your own, or its name MODULE:CLASS; the code that a run names is never imported
 
     Raises FileNotFoundError or ValueError for a missing or wrong file, with its name.
     """
     path = to_path(path)
     refuse_remote_weights(path)
     if path.suffix == KERAS:
-        return _run_of_file(path, data)
-    task, content = _task_in(path, data)
+        return _run_of_file(path, data, task)
+    made, content = _task_in(path, data, task)
     check_finished(path)
     where = _NOT_A_RUN.format(path / TASK_FILE)
     features = _features_in(content[FEATURES], where=where) if FEATURES in content else None
     sizes = {name: content[name] for name in ("seq_length", "truncation")}
     try:
-        run = run_of(task, path, **sizes, features=features)
+        run = run_of(made, path, **sizes, features=features)
     except BertKerasError as error:
         if str(path) in str(error):
             raise
@@ -411,7 +400,7 @@ def run_of(
         checkpoints.assign(checkpoint, encoder, **heads_of(made))
     else:
         checkpoints.assign(checkpoint, encoder, fresh=NEW_PARTS)
-        read_weights(folder / TOP, paths_of(heads_of(made).values()), wanted_by=TASK_FILE)
+        read_weights(folder / TOP, paths_of(heads_of(made)), wanted_by=TASK_FILE)
     preprocess = Preprocessor(tokenizer, seq_length=seq_length, truncation=truncation, pad_to_longest=True)
     return Run(task=task, preprocess=preprocess, model=made, path=folder)
 

@@ -305,7 +305,12 @@ def embedder(
 
 
 def load(
-    path: str | pathlib.Path, *, compile: bool = True, dtype: str | None = None, safe_mode: bool = True
+    path: str | pathlib.Path,
+    *,
+    compile: bool = True,
+    dtype: str | None = None,
+    safe_mode: bool = True,
+    task: str | type[Task] | None = None,
 ) -> Any:
     """A saved model, or a checkpoint with the task of its head.
 
@@ -315,6 +320,8 @@ def load(
     compile: False leaves out the optimizer, the loss and the metrics of a `.keras` file, as in Keras' `load_model`; the others
         have none
     safe_mode: False lets a `.keras` file run code, such as a Lambda or the SavedModel of a HubLayer: only if you trust it
+    task: for a run or a `.keras` file of a task of your own: its class, or MODULE:CLASS; the code that a file names is never
+        imported
     dtype: of a run or a checkpoint: "bfloat16" or "float16" rounds its weights, to predict only; None takes float32. The others
         have a format of their own
 
@@ -330,9 +337,9 @@ def load(
             f"dtype is {dtype!r} and {path} is no run; a .keras file and an export have a format of their own."
         )
     if path.suffix == KERAS:
-        return load_file(path, compile=compile, safe_mode=safe_mode)
+        return load_file(path, compile=compile, safe_mode=safe_mode, task=task)
     if file is None:
-        run = at_precision(load_run(path) if is_run(path) else _load_own(given), dtype)
+        run = at_precision(load_run(path, task=task) if is_run(path) else _load_own(given), dtype)
         return TextModel(run.task, run.preprocess, run.model)
     from bert_keras.text import normal_forms  # noqa: F401  registers the ops of the graph
 

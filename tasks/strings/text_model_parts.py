@@ -28,9 +28,10 @@ from bert_keras.tasks.frozen.row_vectors import on_vectors
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.problems.embedding import Embedding
-from bert_keras.tasks.runs.run_folder import KERAS, TASKS, save_run
+from bert_keras.tasks.runs.run_folder import GIVEN_TASK, KERAS, save_run
+from bert_keras.tasks.runs.task_types import TASKS, type_of_kind
 from bert_keras.tasks.task import Problem, Raw, Task, checked_outputs, graph_errors, model_inputs
-from bert_keras.tasks.training.task_model import OPTIMIZER_SETTINGS, frozen_layers, heads_of
+from bert_keras.tasks.training.task_model import OPTIMIZER_SETTINGS, check_saves, frozen_layers, heads_of
 from bert_keras.text.preprocessing import TRUNCATION
 
 NO_VOCABULARY = (
@@ -224,16 +225,18 @@ def save_model(
         return
     if path.suffix:
         raise BertKerasError(f"{path} ends in {path.suffix}; give a name that ends in .keras, or a folder.")
-    if model.problem.kind not in TASKS or "://" in os.fspath(filepath):
+    if model.problem.kind == Embedding.kind or "://" in os.fspath(filepath):
         raise BertKerasError(
             f"a run of {model.problem.kind} cannot be written to {filepath}; give a .keras file."
         )
     bilstm = bilstm_of(model.network)
-    if own := {*heads_of(model.network)} - {*checkpoints.HEADS, bilstm and bilstm.name}:
+    own = {*heads_of(model.network)} - {*checkpoints.HEADS, bilstm and bilstm.name}
+    if own and TASKS.get(model.problem.kind) is type(model.problem):
         raise BertKerasError(
             f"the network has layers of its own ({', '.join(sorted(own))}), and a run folder holds only an encoder and the "
             "head of its problem; give a .keras file, or use export()."
         )
+    check_saves(model.network)
     if overwrite and path.is_dir() and any(path.iterdir()):
         raise TakenError(
             f"{path} is there already, and overwrite applies only to .keras files; remove the folder first, or give another."
@@ -291,10 +294,7 @@ def check_logits(problem: Problem, network: keras.Model) -> None:
 
 def load_problem(kept: Mapping[str, Any]) -> Task:
     """The problem in the config of a `.keras` file. Raises BertKerasError for an unknown kind and for wrong settings."""
-    problems = TASKS | {Embedding.kind: Embedding}
-    if kept["kind"] not in problems:
-        raise BertKerasError(
-            f"the model's problem is of the kind {kept['kind']!r}, which TASKS of "
-            "tasks/runs/run_folder.py does not have; add its class there before you load the model."
-        )
-    return problems[kept["kind"]].from_json(kept["task"])
+    if kept["kind"] == Embedding.kind:
+        return Embedding.from_json(kept["task"])
+    given = keras.saving.get_registered_object(GIVEN_TASK)
+    return type_of_kind(kept["kind"], given, where="the model").from_json(kept["task"])

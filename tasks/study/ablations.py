@@ -25,6 +25,7 @@ from bert_keras.fields import checked_value
 from bert_keras.io import formats
 from bert_keras.io.folders import Folder, Layout
 from bert_keras.io.json_files import OBJECT, checked_fields, list_of, read_object
+from bert_keras.io.own_code import is_own
 from bert_keras.tasks.data.sources import Source
 from bert_keras.tasks.devices.strategies import strategy
 from bert_keras.tasks.devices.workers import Workers, reports_lost_workers
@@ -37,7 +38,7 @@ from bert_keras.tasks.pretraining.corpus import Document, digest_documents
 from bert_keras.tasks.pretraining.model import unread_settings
 from bert_keras.tasks.pretraining.monitor import SNAPSHOTS
 from bert_keras.tasks.pretraining.pretrain import Pretraining, check_replicas, pretrain
-from bert_keras.tasks.pretraining.recipes import RECIPES, Recipe
+from bert_keras.tasks.pretraining.recipes import Recipe, recipe_named
 from bert_keras.tasks.study import grid, work
 from bert_keras.tasks.study.comparison import Comparison, compare, write_comparison
 from bert_keras.tasks.study.grid import Cell, Outcome, Study
@@ -322,6 +323,7 @@ def plan_ablation(
     workers, chosen, folder = Workers(strategy(strategy_name)), SCALES[scale], Folder(output, ABLATION)
     folder.check(reopen=True)
     table, changes = chosen.rows[name], dict(changes or {})
+    of_study = chosen_rows(table, rows)
     first = changes.get("seed", FIRST_SEED)
     plan = _Pretrained(
         output=folder.path,
@@ -330,9 +332,9 @@ def plan_ablation(
         held_out=held_out,
         scale=chosen,
         table=table,
-        rows=chosen_rows(table, rows),
+        rows=of_study,
         tasks=_open_tasks(tasks or chosen.tasks[name], data, chosen),
-        recipes=_recipes(table, chosen, changes),
+        recipes=_recipes([*table, *(row for row in of_study if is_own(row.name))], chosen, changes),
         given=dict(finetuning or {}),
         seeds=range(first, first + (chosen.restarts if restarts is None else restarts)),
         pretrainings=pretrainings,
@@ -374,7 +376,7 @@ def _recipe(row: Row, scale: Scale, changes: Mapping[str, Any]) -> Recipe:
     for given, other in (("phases", "seq_length"), ("seq_length", "phases")):
         if given in changes and other not in changes:
             settings.pop(other, None)
-    recipe = RECIPES[row.recipe].changed(**settings)
+    recipe = recipe_named(row.recipe).changed(**settings)
     unread = {*unread_settings(recipe)} & {*changes}  # of the objectives of other rows
     return dataclasses.replace(
         recipe, changes={name: value for name, value in recipe.changes.items() if name not in unread}

@@ -30,7 +30,7 @@ from bert_keras.tasks.finetuning.finetune import finetune, plan_finetuning
 from bert_keras.tasks.frozen.cache import layers_in
 from bert_keras.tasks.hparams import OF_FEATURES, Hparams, hparams_of
 from bert_keras.tasks.options import AblationOptions, ApproachOptions
-from bert_keras.tasks.runs.run_folder import task_type
+from bert_keras.tasks.runs.task_types import task_type
 from bert_keras.tasks.study import grid, work
 from bert_keras.tasks.study.comparison import Comparison, compare, write_comparison
 from bert_keras.tasks.study.grid import Cell, Outcome, Study

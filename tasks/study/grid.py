@@ -33,7 +33,8 @@ from bert_keras.tasks.frozen.row_vectors import FOLDER, check_feature_based
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.metrics import as_fractions
 from bert_keras.tasks.runs.run_card import CARD
-from bert_keras.tasks.runs.run_folder import DEGENERATE, FILES, check_finished, open_task
+from bert_keras.tasks.runs.run_folder import DEGENERATE, FILES, check_finished
+from bert_keras.tasks.runs.task_types import open_task
 from bert_keras.tasks.study.work import Work
 from bert_keras.tasks.task import Task
 from bert_keras.tasks.training.loop import RESULTS_FILE, RUN

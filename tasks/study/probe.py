@@ -32,6 +32,7 @@ from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.io import formats
 from bert_keras.io.folders import Folder, Layout
+from bert_keras.io.own_code import digests_of, is_own, load_own
 from bert_keras.io.paths import to_path
 from bert_keras.tasks.data.conll import FILES, read_corpus
 from bert_keras.tasks.data.glue import LABEL, ROWS
@@ -65,11 +66,68 @@ class Example(NamedTuple):
     labels: Sequence[str]
 
 
+class Probe(NamedTuple):
+    """A kind of probe. One of a user's own is given by MODULE:NAME.
+
+    read: (path, split) -> the Examples of "train" or "validation": raw is {"tokens": words joined by spaces}, with a label for
+        each word, or {"text": text}, with one label
+    words: True for a label of each word
+    measure: the name of the score
+    score: (gold, predicted), the labels of each dev example as lists -> a number from 0 to 1
+    """
+
+    read: Callable[[str | pathlib.Path, str], Sequence[Example]]
+    words: bool = True
+    measure: str = "accuracy"
+    score: Callable[[list[list[str]], list[list[str]]], float] = lambda gold, predicted: accuracy(
+        np.concatenate(gold), np.concatenate(predicted)
+    )
+
+
+def probe_named(name: str) -> Probe:
+    """The probe of a key of COLUMNS, of one of TEXTS, or of MODULE:NAME. Raises BertKerasError for another name or object."""
+    if is_own(name):
+        found = load_own(name, given="--data")
+        if not isinstance(found, Probe):
+            raise BertKerasError(
+                f"--data {name} is {type(found).__name__}; give a Probe (bert_keras.tasks.study.probe)."
+            )
+        return found
+    if name in COLUMNS:
+        read = functools.partial(_read_words, name)
+        if name != "entities":
+            return Probe(read)
+        return Probe(read, measure="f1", score=lambda gold, predicted: entity_scores(gold, predicted).f1)
+    if name in TEXTS:
+        return Probe(functools.partial(_read_texts, name), words=False)
+    known = ", ".join((*COLUMNS, *TEXTS))
+    raise BertKerasError(
+        f"there is no probe {name!r}; the probes are {known}, or MODULE:NAME for one of your own."
+    )
+
+
+def _read_words(name: str, path: str | pathlib.Path, split: str) -> list[Example]:
+    """The sentences of a split with the labels of their words."""
+    tag, least, most = COLUMNS[name]
+    found = read_corpus(split_file(path, split, FILES), tag=tag, least=least, most=most)
+    sentences = itertools.chain.from_iterable(found.documents)
+    return [Example({TOKENS: " ".join(one.words).encode()}, one.tags) for one in sentences]
+
+
+def _read_texts(name: str, path: str | pathlib.Path, split: str) -> list[Example]:
+    """The labelled texts of a split."""
+    task = TextClassification.open(name, path)
+    (text,), rows = task.text, task.examples(split).as_numpy_iterator()
+    return [
+        Example({TEXT: row[text]}, [task.label_names[int(row[LABEL])]]) for row in rows if row[LABEL] >= 0
+    ]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
     """The measures of one probe.
 
-    measure: "f1" of entities, else "accuracy"
+    measure: that of its kind
     layers: weights (CHECKPOINT, RANDOM) -> for each layer, 0 for the embeddings, the measure of each restart
     baseline: of the most common training label
     """
@@ -90,20 +148,19 @@ class _Probe:
     """The examples of a probe: parts to train on, one for each restart, and those of the dev split."""
 
     name: str
+    kind: Probe
     parts: Sequence[Sequence[Example]]
     dev: Sequence[Example]
 
     def units(self, source: checkpoints.Checkpoint, options: ProbeOptions) -> TextUnits:
         """A vector for each word, or for each token of a text."""
-        return text_units("word" if self.name in COLUMNS else "piece", source, seq_length=options.seq_length)
+        return text_units("word" if self.kind.words else "piece", source, seq_length=options.seq_length)
 
     def measure(self, predicted: np.ndarray) -> float:
-        """F1 of entities, or accuracy. predicted: the labels of all dev examples in a row."""
-        if self.name != "entities":
-            return accuracy(_labels(self.dev), predicted)
+        """The score of a probe. predicted: the labels of all dev examples in a row."""
         ends = np.cumsum([len(one.labels) for one in self.dev])
         rows = [part.tolist() for part in np.split(predicted, ends[:-1])]
-        return entity_scores([[*one.labels] for one in self.dev], rows).f1
+        return self.kind.score([[*one.labels] for one in self.dev], rows)
 
     def baseline(self) -> float:
         """The measure of the most common training label, the mean over the restarts."""
@@ -123,20 +180,6 @@ class _Probe:
 def _labels(examples: Sequence[Example]) -> np.ndarray:
     """The labels of all examples in a row."""
     return np.concatenate([one.labels for one in examples])
-
-
-def _read(name: str, path: str | pathlib.Path, split: str) -> list[Example]:
-    """The sentences of a split with the labels of their words, or its labelled texts."""
-    if name in COLUMNS:
-        tag, least, most = COLUMNS[name]
-        found = read_corpus(split_file(path, split, FILES), tag=tag, least=least, most=most)
-        sentences = itertools.chain.from_iterable(found.documents)
-        return [Example({TOKENS: " ".join(one.words).encode()}, one.tags) for one in sentences]
-    task = TextClassification.open(name, path)
-    (text,), rows = task.text, task.examples(split).as_numpy_iterator()
-    return [
-        Example({TEXT: row[text]}, [task.label_names[int(row[LABEL])]]) for row in rows if row[LABEL] >= 0
-    ]
 
 
 def _drawn(
@@ -173,8 +216,8 @@ def _check(data: Mapping[str, Any]) -> None:
     known = (*COLUMNS, *TEXTS)
     if not data:
         raise BertKerasError(f"no probe was asked for; give the data of at least one of {', '.join(known)}.")
-    if unknown := [name for name in data if name not in known]:
-        raise BertKerasError(f"there is no probe {unknown[0]!r}; the probes are {', '.join(known)}.")
+    for name in data:
+        probe_named(name)
     for source in data.values():
         check_dev_split(source)
 
@@ -189,7 +232,8 @@ def plan_probes(
 ) -> Study[list[Result]]:
     """Reads and checks everything; its `run` probes every layer and writes the files of this module. A stopped run starts again.
 
-    data: probe -> the folder of its files: CoNLL-2003's for a key of COLUMNS, GLUE's for one of TEXTS
+    data: probe -> the folder of its files: CoNLL-2003's for a key of COLUMNS, GLUE's for one of TEXTS, any for
+        MODULE:NAME
     settings: fields of ProbeOptions
 
     Raises BertKerasError for an unknown probe, too few examples, a length that does not fit, and a folder with other files;
@@ -205,6 +249,8 @@ def plan_probes(
         probe.units(source, options).read([probe.parts[0][0].raw])
     start = fingerprint_of_checkpoint(source, checkpoints.tokenizer_of(source))
     fingerprint = dataclasses.asdict(options) | start | {"probes": list(data)}
+    if code := digests_of(*[probe.kind.read for probe in probes]):
+        fingerprint["code"] = code
 
     def run() -> list[Result]:
         with folder.begin(fingerprint):
@@ -235,12 +281,13 @@ def _cells(
 
 
 def _open(name: str, path: str | pathlib.Path, options: ProbeOptions) -> _Probe:
-    train, dev = (_read(name, path, split) for split in ("train", "validation"))
+    kind = probe_named(name)
+    train, dev = (kind.read(path, split) for split in ("train", "validation"))
     how: dict[str, Any] = {"seed": options.seed, "name": name}
     parts = _drawn(train, count=options.max_examples, parts=options.restarts, **how)
     most = options.max_dev_examples or options.max_examples
     (drawn,) = _drawn(dev, count=min(most, len(dev)), parts=1, **how)
-    return _Probe(name=name, parts=parts, dev=drawn)
+    return _Probe(name=name, kind=kind, parts=parts, dev=drawn)
 
 
 def _result(
@@ -259,8 +306,7 @@ def _result(
             x = _vectors(extractor, part, about=f"{about}, restart {number}", log=log)
             restarts.append(probe.on_layers(part, x, y))
         layers[weights] = [list(values) for values in zip(*restarts, strict=True)]
-    measure = "f1" if probe.name == "entities" else "accuracy"
-    return Result(name=probe.name, measure=measure, layers=layers, baseline=probe.baseline())
+    return Result(name=probe.name, measure=probe.kind.measure, layers=layers, baseline=probe.baseline())
 
 
 def tables(results: Sequence[Result]) -> Iterator[Table]:

@@ -7,7 +7,7 @@ an encoder's.
 import contextlib
 import gc
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -16,7 +16,13 @@ import safetensors
 import safetensors.numpy
 import tensorflow as tf
 
-from bert_keras.checkpoints.weights import check_weights, refuse_not_finite
+from bert_keras.checkpoints.weights import (
+    check_weights,
+    named_variables,
+    plain_paths,
+    refuse_not_finite,
+    weights_of,
+)
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, first_names
 from bert_keras.features import POOLED_OUTPUT, SEQUENCE_OUTPUT
@@ -34,15 +40,40 @@ NEW_PARTS = ("pooler", "bilstm")
 
 
 def encoder_of(model: keras.Model) -> BertEncoder:
-    """The only BertEncoder in a task's model."""
-    return next(layer for layer in model.layers if isinstance(layer, BertEncoder))
+    """The only BertEncoder in a task's model. Raises BertKerasError if there is none, or if it is inside another layer."""
+    found = next((layer for layer in model.layers if isinstance(layer, BertEncoder)), None)
+    if found is None:
+        raise BertKerasError(
+            f"the model has no encoder among its layers, {first_names([layer.name for layer in model.layers])}; call the "
+            "BertEncoder itself, as `keras.Model(inputs, head(encoder(inputs)))` does."
+        )
+    return found
 
 
 def heads_of(model: keras.Model) -> dict[str, keras.layers.Layer]:
-    """The layers of a task's model that have weights and are not the encoder, by name."""
-    return {
-        layer.name: layer for layer in model.layers if layer.weights and not isinstance(layer, BertEncoder)
-    }
+    """The layers of a task's model that have weights and are not the encoder, by name: see `plain_paths`."""
+    layers = [layer for layer in model.layers if layer.weights and not isinstance(layer, BertEncoder)]
+    names = plain_paths([layer.name for layer in layers], layers)
+    return {names[layer.name]: layer for layer in layers}
+
+
+def check_saves(model: keras.Model) -> None:
+    """Raises BertKerasError for a task's model whose weights or configuration no file can hold: call it before a training."""
+    heads = heads_of(model)
+    if has_encoder(model):
+        encoder = encoder_of(model)
+        encoder.config.to_hugging_face()
+        collected = named_variables(encoder, heads)
+    else:  # a model on stored vectors
+        collected = paths_of(heads)
+    saved = {id(variable) for variable in collected.values()}
+    if lost := [
+        one.path for one in model.weights if id(one) not in saved and not one.name.startswith("lora_")
+    ]:
+        raise BertKerasError(
+            f"the model has weights outside of its layers, {first_names(lost, 4)}, and a run holds those of layers; make them in "
+            "a keras.layers.Layer."
+        )
 
 
 def network_of(
@@ -91,9 +122,10 @@ def check_features(problem: Problem, config: BertConfig, features: Mapping[str, 
 
 def _layers_by_path(model: keras.Model) -> dict[str, keras.layers.Layer]:
     """All layers of a task's model, nested ones too, from the outside in."""
-    nested = model._flatten_layers(include_self=False)
+    nested = [*model._flatten_layers(include_self=False)]
+    plain = plain_paths([layer.path or layer.name for layer in nested], nested)
     return {
-        layer.path or layer.name: layer
+        plain[layer.path or layer.name]: layer
         for layer in sorted(nested, key=lambda one: (one.path or "").count("/"))
     }
 
@@ -212,14 +244,9 @@ def optimizer_of(hparams: Hparams, *, total_steps: int) -> AdamW:
     )
 
 
-def paths_of(layers: Iterable[keras.layers.Layer]) -> dict[str, keras.Variable]:
-    """The variables of layers by their paths, from the layer's name on: "classifier/dense/kernel"."""
-    found = {}
-    for layer in layers:
-        for variable in layer.weights:
-            below = f"/{variable.path}".rpartition(f"/{layer.name}/")[2]
-            found[f"{layer.name}/{below}"] = variable
-    return found
+def paths_of(layers: Mapping[str, keras.layers.Layer]) -> dict[str, keras.Variable]:
+    """The weights of layers, by name, by their paths: "classifier/dense/kernel"."""
+    return {path: one for name, layer in layers.items() for path, one in weights_of(layer, name).items()}
 
 
 def write_weights(path: pathlib.Path, variables: Mapping[str, keras.Variable]) -> None:
