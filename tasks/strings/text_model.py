@@ -20,7 +20,6 @@ from bert_keras.errors import BertKerasError
 from bert_keras.features import POOLED_OUTPUT
 from bert_keras.io import formats
 from bert_keras.io.files import data_errors
-from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import FrozenNetwork, bilstm_of
 from bert_keras.optimization.optimizers import AdamW
 from bert_keras.optimization.replicas import check_scope
@@ -79,32 +78,6 @@ class TextModel(text_model_parts.Described, TrainingSteps, keras.Model):
         self._validation: Any = None  # the measures of `fit`'s validation data
         self._measured: tuple[str, ...] = ()  # names that `evaluate` gives beside the problem's own
         self.vectors: RowVectors | None = None  # those of `fit`'s texts, in a feature-based model
-
-    @property
-    def preprocess(self) -> Any:
-        """The text processing. Raises BertKerasError in a copy by `clone_model` or `from_config` until it is set."""
-        if self._preprocess is None:
-            raise text_model_parts.NoVocabularyError(text_model_parts.NO_VOCABULARY)
-        return self._preprocess
-
-    @preprocess.setter
-    def preprocess(self, preprocess: Preprocessor | None) -> None:
-        self._preprocess = preprocess
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The name of each logit, and of each column of "probabilities", in this order; empty where they have none."""
-        return tuple(self.problem.label_names)
-
-    @property
-    def layers(self) -> list[keras.layers.Layer]:
-        """The layers of the network."""
-        return self.network.layers
-
-    @property
-    def encoder(self) -> BertEncoder:
-        """The encoder inside the network."""
-        return encoder_of(self)
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Texts, as `predict` takes them, or features -> logits, of windows where the problem has windows."""

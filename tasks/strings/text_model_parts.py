@@ -22,6 +22,7 @@ from bert_keras.io.files import atomic_file
 from bert_keras.io.folders import atomic_folder
 from bert_keras.io.json_files import OBJECT, TEXT, checked_fields, list_of, one_of
 from bert_keras.io.paths import to_path
+from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import bilstm_of
 from bert_keras.tasks.batches import predictor
 from bert_keras.tasks.frozen.row_vectors import on_vectors
@@ -31,8 +32,14 @@ from bert_keras.tasks.problems.embedding import Embedding
 from bert_keras.tasks.runs.run_folder import GIVEN_TASK, KERAS, save_run
 from bert_keras.tasks.runs.task_types import TASKS, type_of_kind
 from bert_keras.tasks.task import Problem, Raw, Task, checked_outputs, graph_errors, model_inputs
-from bert_keras.tasks.training.task_model import OPTIMIZER_SETTINGS, check_saves, frozen_layers, heads_of
-from bert_keras.text.preprocessing import TRUNCATION
+from bert_keras.tasks.training.task_model import (
+    OPTIMIZER_SETTINGS,
+    check_saves,
+    encoder_of,
+    frozen_layers,
+    heads_of,
+)
+from bert_keras.text.preprocessing import TRUNCATION, Preprocessor
 
 NO_VOCABULARY = (
     "the model has no vocabulary: clone_model and from_config copy only its configuration; set preprocess to that of the first "
@@ -50,7 +57,33 @@ class NoVocabularyError(BertKerasError, AttributeError):
 
 
 class Described:
-    """What Python and TensorFlow ask a TextModel about itself."""
+    """The parts of a TextModel, and what Python and TensorFlow ask it about itself."""
+
+    @property
+    def preprocess(self: Any) -> Any:
+        """The text processing. Raises BertKerasError in a copy by `clone_model` or `from_config` until it is set."""
+        if self._preprocess is None:
+            raise NoVocabularyError(NO_VOCABULARY)
+        return self._preprocess
+
+    @preprocess.setter
+    def preprocess(self: Any, preprocess: Preprocessor | None) -> None:
+        self._preprocess = preprocess
+
+    @property
+    def labels(self: Any) -> tuple[str, ...]:
+        """The name of each logit, and of each column of "probabilities", in this order; empty where they have none."""
+        return tuple(self.problem.label_names)
+
+    @property
+    def layers(self: Any) -> list[keras.layers.Layer]:
+        """The layers of the network."""
+        return self.network.layers
+
+    @property
+    def encoder(self: Any) -> BertEncoder:
+        """The encoder inside the network."""
+        return encoder_of(self)
 
     def __repr__(self: Any) -> str:
         config, read = self.encoder.config, self._preprocess
