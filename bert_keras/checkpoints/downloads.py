@@ -22,7 +22,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from bert_keras.checkpoints.hugging_face import HUGGING_FACE, SAFETENSORS, TORCH
+from bert_keras.checkpoints.hugging_face import HUGGING_FACE, OPENERS
 from bert_keras.checkpoints.keras_hub import keras_hub
 from bert_keras.checkpoints.published import (
     ADDRESSES,
@@ -41,7 +41,7 @@ from bert_keras.checkpoints.tokenizer_tables import (
     SPECIAL_TOKENS,
     TOKENIZER_CONFIG,
 )
-from bert_keras.checkpoints.torch_files import import_torch
+from bert_keras.checkpoints.torch_files import TORCH, import_torch
 from bert_keras.errors import BertKerasError, MissingFileError, first_line, first_names
 from bert_keras.io.folders import atomic_folder
 from bert_keras.io.paths import cache_folder, did_you_mean, is_remote, to_path
@@ -60,7 +60,7 @@ _TOKENIZER_FILES = (
 # The first group of which a repository has a file is downloaded. A PyTorch file needs torch to be read.
 _WEIGHTS = tuple(
     (name, f"{name}.index.json", f"{stem}-*-of-*.{suffix}")
-    for name in (SAFETENSORS, TORCH)
+    for name in OPENERS
     for stem, suffix in [name.split(".")]
 )
 

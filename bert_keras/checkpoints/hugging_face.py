@@ -1,4 +1,4 @@
-"""The folders of Hugging Face: config.json, safetensors or PyTorch files."""
+"""The folders of Hugging Face: config.json, and files of safetensors, PyTorch or transformers' TensorFlow classes."""
 
 import contextlib
 import dataclasses
@@ -21,7 +21,8 @@ from bert_keras.checkpoints.checkpoint import (
 )
 from bert_keras.checkpoints.hugging_face_names import NAMES, OWN_TYPE
 from bert_keras.checkpoints.hugging_face_tokenizer import read_tokenizer, write_tokenizer
-from bert_keras.checkpoints.torch_files import Tensors, open_torch
+from bert_keras.checkpoints.tensorflow_classes import TF_H5, as_pytorch, open_tf_h5, pytorch_name
+from bert_keras.checkpoints.torch_files import TORCH, Tensors, open_torch
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError, first_names
 from bert_keras.io.files import atomic_file, write_json
@@ -38,7 +39,7 @@ from bert_keras.io.json_files import (
 )
 from bert_keras.io.other_files import describe_content
 
-SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
+SAFETENSORS = "model.safetensors"
 _CONFIG, _OLD_CONFIG = "config.json", "bert_config.json"
 TASK_FILE = "task.json"  # of a run, whose files this package wrote
 OWN = "own_weights"  # a key in config.json: names of tensors that are not Hugging Face's
@@ -49,7 +50,7 @@ TOP = "top.safetensors"  # of a run with features: the weights above the encoder
 
 def _find(path: pathlib.Path) -> pathlib.Path | None:
     folder = path if path.is_dir() else path.parent
-    there = (SAFETENSORS, f"{SAFETENSORS}.index.json", TORCH, f"{TORCH}.index.json")
+    there = [name for stem in OPENERS for name in (stem, f"{stem}.index.json")]
     found = any((folder / name).is_file() and path in (folder, folder / name) for name in there)
     return folder if found else None
 
@@ -123,18 +124,16 @@ def _sigmoid(fields: Mapping[str, Any]) -> bool | None:
 
 @contextlib.contextmanager
 def _open(folder: pathlib.Path, config: BertConfig) -> Iterator[OpenFile]:
-    """Opens the safetensors files, else the PyTorch files; either may have several shards."""
-    opener: Any = _open_safetensors
-    files, index = _shards(folder, SAFETENSORS)
-    if not files:
-        opener, (files, index) = open_torch, _shards(folder, TORCH)
+    """Opens the files of the first of OPENERS that is there; it may have several shards."""
+    stem, (files, index) = next((stem, found) for stem in OPENERS if (found := _shards(folder, stem))[0])
+    fields = read_optional(_config_file(folder))
     with contextlib.ExitStack() as stack:
         get: dict[str, Callable[[str], np.ndarray]] = {}
         shapes: dict[str, tuple[int, ...]] = {}
         for file in files:
-            if other := describe_content(file):
+            if stem != TF_H5 and (other := describe_content(file)):
                 raise BertKerasError(f"{file} {other}.")
-            own, getter = stack.enter_context(opener(file))
+            own, getter = stack.enter_context(OPENERS[stem](file))
             # The index decides where several files hold a tensor.
             own = {name: shape for name, shape in own.items() if index.get(name, file.name) == file.name}
             get |= dict.fromkeys(own, getter)
@@ -143,7 +142,6 @@ def _open(folder: pathlib.Path, config: BertConfig) -> Iterator[OpenFile]:
             raise BertKerasError(
                 f"{folder} lacks {first_names(lost)}, which its index names; bring all files of the model again."
             )
-        fields = read_optional(_config_file(folder))
         known = known_fields(fields, _DESCRIBED, where=_config_file(folder))
         yield OpenFile(
             file=files[0] if len(files) == 1 else folder,
@@ -207,7 +205,9 @@ def _shards(folder: pathlib.Path, stem: str) -> tuple[list[pathlib.Path], dict[s
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise BertKerasError(f"{index} has no weight_map of file names.")
     refuse_shards_outside(index, set(names.values()))
-    return [folder / name for name in sorted(set(names.values()))], names
+    return [folder / name for name in sorted(set(names.values()))], {
+        pytorch_name(name): file for name, file in names.items()
+    }
 
 
 @contextlib.contextmanager
@@ -218,13 +218,10 @@ def _open_safetensors(file: pathlib.Path) -> Iterator[Tensors]:
     try:
         # The library compares header and length: a file that opens can be read.
         with safetensors.safe_open(file, framework="np") as opened:
-            if (opened.metadata() or {}).get("format") == "tf":
-                raise BertKerasError(
-                    f"{file} has the names of transformers' TensorFlow classes; convert it with transformers 4 "
-                    "(AutoModelForPreTraining.from_pretrained(FOLDER, from_tf=True).save_pretrained(NEW)) and give NEW."
-                )
             shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}
-            yield shapes, functools.partial(_safetensor, opened, file=file)
+            get = functools.partial(_safetensor, opened, file=file)
+            of_tensorflow = (opened.metadata() or {}).get("format") == "tf"
+            yield as_pytorch(shapes, get) if of_tensorflow else (shapes, get)
     except safetensors.SafetensorError as error:
         raise BertKerasError(f"{file} is cut short or not a safetensors file: {error}.") from error
 
@@ -236,6 +233,10 @@ def _safetensor(opened: Any, name: str, *, file: pathlib.Path) -> np.ndarray:
         raise BertKerasError(
             f"{name} of {file} is {opened.get_slice(name).get_dtype()}; wanted float16, bfloat16, float32 or float64."
         ) from error
+
+
+# The first of these files that a folder has, whole or in shards, is read. A PyTorch file needs torch, so it is the last.
+OPENERS = {SAFETENSORS: _open_safetensors, TF_H5: open_tf_h5, TORCH: open_torch}
 
 
 def _save(checkpoint: Checkpoint, tensors: dict[str, np.ndarray], folder: pathlib.Path) -> None:
@@ -268,7 +269,7 @@ HUGGING_FACE = Format(
     name="hugging-face",
     names=NAMES,
     keeps={},
-    files=f"{SAFETENSORS} or {TORCH} (or their .index.json)",
+    files=f"{', '.join(OPENERS)} (or their .index.json)",
     find=_find,
     load_config=_load_config,
     load_tokenizer=read_tokenizer,

@@ -11,6 +11,7 @@ import numpy as np
 from bert_keras.checkpoints.checkpoint import numpy_dtype
 from bert_keras.errors import BertKerasError, first_line
 
+TORCH = "pytorch_model.bin"
 # Of one file: the shape of each tensor, and a function that reads one.
 Tensors = tuple[dict[str, tuple[int, ...]], Callable[[str], np.ndarray]]
 

@@ -15,11 +15,6 @@ _BY_NAME = {
         "a PEFT adapter without its adapter_config.json",
         "bring the whole adapter, and merge it with peft",
     ),
-    "tf_model*.h5*": (
-        "weights of transformers' TensorFlow classes",
-        "convert them with transformers 4 (AutoModelForPreTraining.from_pretrained(FOLDER, from_tf=True).save_pretrained(NEW)) "
-        "and give NEW, or give the model's name on the Hub, which may have safetensors",
-    ),
     "flax_model*.msgpack*": (
         "weights of transformers' Flax classes",
         "convert them with transformers 4 (from_pretrained(FOLDER, from_flax=True).save_pretrained(NEW)) and give NEW",
@@ -65,7 +60,10 @@ _BY_CONTENT = {
     b"<!doctype": ("a page of HTML, not the file", "download the file again"),
     b"<html": ("a page of HTML, not the file", "download the file again"),
     b"GGUF": ("a GGUF file of llama.cpp", "give the checkpoint that it was made from"),
-    b"\x89HDF": ("an HDF5 file", "convert it with the library that wrote it"),
+    b"\x89HDF": (
+        "an HDF5 file",
+        "name it tf_model.h5 if a TensorFlow class of transformers wrote it, or convert it with the library that wrote it",
+    ),
 }
 
 
