@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import pathlib
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -117,6 +118,11 @@ def refuse_lacking(lacking: Sequence[str], checkpoint: Checkpoint, *, layers: in
     parts = sorted({name.split("/")[0] for name in lacking})
     if not checkpoint.unknown and {*parts} <= {*HEADS} - checkpoint.parts:
         first = "masked_lm" if "masked_lm" in parts else parts[0]
+        generator = pathlib.Path(checkpoint.path) / "generator"  # of an ELECTRA that was pre-trained here
+        if first == "masked_lm" and checkpoint.path and generator.is_dir():
+            raise BertKerasError(
+                f"{named}the checkpoint has no masked LM head; its generator has one: give {generator}."
+            )
         raise BertKerasError(f"{named}the checkpoint has no {_HEAD_WORDS[first]}")
     hint = "; fresh=('pooler',) initializes it randomly" if parts == ["pooler"] else ""
     there = {part for part in checkpoint.parts if part.startswith("block_")}

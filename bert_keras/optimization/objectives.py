@@ -53,6 +53,7 @@ class Objective:
     perplexity: True measures exp(loss)
     fills_masks: True where the head predicts the token at [MASK]
     pair_labels: True where the labels come from a sampler of pairs
+    made_labels: True where the model makes the labels, 0 or 1, while it trains: measures the share of label 1 as "label_rate"
 
     Labels int32 and weights float32 have the leading shape of the logits; negative labels do not count. A subclass is a frozen
     dataclass. It must have `name`, `reads`, `label`, `head` and `logits`. `bert-keras pretrain` sets its fields by name, from
@@ -64,6 +65,7 @@ class Objective:
     perplexity: ClassVar[bool] = False
     fills_masks: ClassVar[bool] = False
     pair_labels: ClassVar[bool] = False
+    made_labels: ClassVar[bool] = False
 
     @classmethod
     def check_members(cls) -> None:
@@ -241,6 +243,7 @@ class ReplacedTokens(Objective):
 
     name: ClassVar[str] = "replaced_token"
     reads: ClassVar[str] = SEQUENCE_OUTPUT
+    made_labels: ClassVar[bool] = True
 
     replaced_weight: float = 50.0
     generator_share: float = 0.25

@@ -15,6 +15,7 @@ from bert_keras.cli.console import PATH, Command, progress, say, table
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import add_flags, given_settings
 from bert_keras.io.files import write_json
+from bert_keras.io.folders import Folder
 from bert_keras.io.json_files import as_json
 from bert_keras.io.own_code import is_own
 from bert_keras.io.paths import to_path
@@ -113,7 +114,7 @@ def _run_finetune(args: argparse.Namespace) -> None:
     from bert_keras import checkpoints
     from bert_keras.tasks.finetuning.finetune import finetune
     from bert_keras.tasks.runs.run_folder import DEGENERATE
-    from bert_keras.tasks.training.loop import LOGS
+    from bert_keras.tasks.training.loop import LOGS, RUN
 
     task, hparams = open_given_task(args)
     checkpoint = checkpoints.read(args.checkpoint)
@@ -121,6 +122,7 @@ def _run_finetune(args: argparse.Namespace) -> None:
         checkpoint = dataclasses.replace(checkpoint, tensors={})
     if args.data and (about := task.about_data()):
         say(about)
+    Folder(args.output, RUN).check()
     say(f"to see the curves: tensorboard --logdir {args.output}/{LOGS}")
     results = finetune(
         task,
