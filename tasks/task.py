@@ -185,6 +185,11 @@ class Problem(Protocol):
         """The columns of labels in raw examples for labels in Python. columns: the result of `given`. By default refused."""
         raise BertKerasError(f"{self.name} does not learn from labels; it predicts only.")
 
+    @property
+    def labels_needed(self) -> str:
+        """What `fit` and `evaluate` say to texts without labels."""
+        return "texts were given without labels; give y."
+
     def check_targets(self, preprocess: Preprocessor, columns: Mapping[str, np.ndarray]) -> None:
         """Raises BertKerasError, with the row, for a label that this vocabulary or length cannot express. By default none.
 

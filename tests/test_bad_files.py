@@ -53,6 +53,7 @@ ROWS = [
     ("sst2", "tsv", "sentence\tlabel\n\na\t1\t1\n", "line 3: 3 column(s) | expected 2 | tabs | sentence, label"),
     ("cola", "tsv", "a\t1\t\n", "line 1: 3 column(s) | expected 4"),
     ("cola", "tsv", "text\tlabel\na\t1\n", "no column 'sentence' | 'text', 'label'"),
+    ("sst2", "tsv", "a\tb\n1\t2\n", "no columns 'sentence', 'label' | 'a', 'b' | rename those of the file"),
     ("qqp", "tsv", QQP_LONG, "line 2: 7 column(s) | expected 6"),
     ("custom", "csv", "text,label\na,x\nb\n", "train.csv, line 3: 1 column(s), expected 2, separated by commas: text, label"),
     ("custom", "csv", 'text,label\n"a\nb",x\nc,d,y\n', "train.csv, line 4: 3 column(s), expected 2"),

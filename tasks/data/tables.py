@@ -126,10 +126,13 @@ def read_table(
         names = list(header)
     for column in (*columns, *optional):
         if names.count(column) != 1 and (column in columns or column in names):
-            many, there = "more than one" if column in names else "no", first_names(map(shortened, names), 30)
+            lacking = [name for name in columns if name not in names]
+            many = "more than one column" if column in names else f"no column{'s' * (len(lacking) > 1)}"
+            wrong = [column] if column in names else lacking
+            there = first_names(map(shortened, names), 30)
             hints = [*([] if headerless else _doubts(path, ending, names, quoted)), *filter(None, [advice])]
             raise BertKerasError(
-                f"{path} has {many} column {column!r}; the {_SEPARATED.get(ending, '')}columns are {there}"
+                f"{path} has {many} {', '.join(map(repr, wrong))}; the {_SEPARATED.get(ending, '')}columns are {there}"
                 f"{''.join(f'; {hint}' for hint in hints)}."
             )
     if ending == ".jsonl":

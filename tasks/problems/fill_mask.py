@@ -76,6 +76,10 @@ class FillMask(Task):
     pretrained_head = True
     head = "masked_lm"
     architectures = ("ForMaskedLM", "ForPreTraining")
+    labels_needed = (
+        "texts were given without labels; give y, the token of each text's one [MASK]. `bert-keras pretrain` and "
+        "bert_keras.Pretrainer mask texts at random and need no labels."
+    )
     example_texts = {TEXT: "The capital of France is [MASK]."}
 
     def __init__(self, source: Source | None = None, *, top_k: int = FillMaskOptions.top_k) -> None:
