@@ -609,7 +609,7 @@ def test_version(command):
     assert command("--version") == (0, f"bert-keras {bert_keras.__version__}\n", "")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_without_docstrings_and_asserts(sst2):
     given = ("--run", sst2.run, "--data", sst2.data, "--json")
     done = run_in(ROOT, "-OO", "-m", "bert_keras", "evaluate", *given)

@@ -377,7 +377,7 @@ def test_the_measures_of_pre_training_are_the_held_out_ones(held_out, tmp_path):
         if "held_out_" in name
     }
     named |= {f"{name}, majority baseline": value for name, value in results["majority_baselines"].items()}
-    assert len(named) == (0 if held_out is None else 8), named
+    assert len(named) == (0 if held_out is None else 9), named
     card = card_of(load_run(tmp_path))
     found = re.findall(r"\| (.+) \| (-?\d+\.\d{4}) \|", card)
     assert dict(found) == {name: f"{value:.4f}" for name, value in named.items()}

@@ -11,11 +11,10 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bert_keras.cli.console import PATH, Command, progress, say, table
+from bert_keras.cli.console import PATH, Command, progress, say, say_first, table
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import add_flags, given_settings
 from bert_keras.io.files import write_json
-from bert_keras.io.folders import Folder
 from bert_keras.io.json_files import as_json
 from bert_keras.io.own_code import is_own
 from bert_keras.io.paths import to_path
@@ -114,7 +113,7 @@ def _run_finetune(args: argparse.Namespace) -> None:
     from bert_keras import checkpoints
     from bert_keras.tasks.finetuning.finetune import finetune
     from bert_keras.tasks.runs.run_folder import DEGENERATE
-    from bert_keras.tasks.training.loop import LOGS, RUN
+    from bert_keras.tasks.training.loop import LOGS
 
     task, hparams = open_given_task(args)
     checkpoint = checkpoints.read(args.checkpoint)
@@ -122,8 +121,7 @@ def _run_finetune(args: argparse.Namespace) -> None:
         checkpoint = dataclasses.replace(checkpoint, tensors={})
     if args.data and (about := task.about_data()):
         say(about)
-    Folder(args.output, RUN).check()
-    say(f"to see the curves: tensorboard --logdir {args.output}/{LOGS}")
+    log = say_first(f"to see the curves: tensorboard --logdir {args.output}/{LOGS}")
     results = finetune(
         task,
         checkpoint=checkpoint,
@@ -134,7 +132,7 @@ def _run_finetune(args: argparse.Namespace) -> None:
         feature_cache=args.feature_cache,
         save_every=args.save_every,
         dev_split=args.dev_split,
-        log=say,
+        log=log,
     )
     rows = [(name.removeprefix("val_"), value) for name, value in results["measures"].items()]
     table(

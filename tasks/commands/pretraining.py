@@ -8,10 +8,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from bert_keras.cli.console import PATH, SEVERAL, Command, say, table
+from bert_keras.cli.console import PATH, SEVERAL, Command, say_first, table
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import add_flags, given_settings
-from bert_keras.io.folders import Folder
 from bert_keras.io.paths import to_path
 from bert_keras.tasks.commands.flags import (
     SAVE_HELP,
@@ -88,7 +87,7 @@ def _run_pretrain(args: argparse.Namespace) -> None:
     from bert_keras.tasks.pretraining.corpus import open_corpora
     from bert_keras.tasks.pretraining.monitor import CURVES, HELD_OUT, against_baselines
     from bert_keras.tasks.pretraining.pretrain import Pretraining, pretrain
-    from bert_keras.tasks.training.loop import LOGS, RUN
+    from bert_keras.tasks.training.loop import LOGS
 
     held_out = args.held_out and _fraction(args.held_out)
     if args.held_out and held_out is None:
@@ -108,9 +107,10 @@ def _run_pretrain(args: argparse.Namespace) -> None:
     if args.show is not None:
         _show(given, args.show)
         return
-    Folder(args.output, RUN).check()
-    say(f"curves of this training: {args.output}/{CURVES}, or tensorboard --logdir {args.output}/{LOGS}")
-    results = pretrain(given, args.output, save_every=args.save_every, log=say)
+    log = say_first(
+        f"curves of this training: {args.output}/{CURVES}, or tensorboard --logdir {args.output}/{LOGS}"
+    )
+    results = pretrain(given, args.output, save_every=args.save_every, log=log)
     baselines = results["majority_baselines"]
     rows = [
         (name, "-" if value is None else value, baselines.get(name.removeprefix(HELD_OUT), ""))

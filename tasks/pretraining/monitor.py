@@ -69,9 +69,9 @@ class PretrainingMonitor(Monitor):
         self.history: list[dict[str, Any]] = []
         self.step = 0
         self._phase = 0
+        self._drawn = time.monotonic()
         self._since = time.monotonic()
         self._before = 0.0  # seconds since the last log, in the run that is resumed
-        self._drawn = time.monotonic()
         self._baselines: dict[int, dict[str, float]] = {}  # by phase
 
     def begin(self, stage: int, step: int) -> None:
