@@ -12,6 +12,7 @@ import pytest
 from questions import GOOD, NORMANS, question, squad_json
 
 from bert_keras.errors import BertKerasError
+from bert_keras.tasks.data.tables import read_table
 from bert_keras.tasks.runs.task_types import open_task
 
 
@@ -60,7 +61,8 @@ ROWS = [
     ("custom", "csv", 'text,label\na,x\n"b,y\nc,x\n', "train.csv, line 3: a quote is opened | not closed"),
     ("custom", "csv", 'text,label\n"a" b,x\n', "train.csv, line 2: | after a closing quote"),
     ("custom", "csv", "text,label\ra,x\r", "train.csv, line 1: there is a carriage return"),
-    ("custom", "csv", "text;label\na;x\n", "no column 'label' | 'text;label'; separate columns by commas"),
+    ("custom", "csv", "text;a\nb;x\n", "no column 'label'; the semicolon-separated columns are 'text', 'a'"),
+    ("custom", "csv", "text;label,x\na;x,y\n", "no column 'label' | 'text;label', 'x'"),
     ("custom", "csv", "text,label\ncafé,x\n".encode("latin-1"), "train.csv, line 2, byte 4: 0xe9 is not UTF-8"),
     ("custom", "csv", "text,text,label\na,b,x\n", "train.csv has more than one column 'text'"),
     ("custom", "tsv", "text,label\na,1\n", "no column 'label'; the tab-separated columns are 'text,label'"),
@@ -214,3 +216,8 @@ def test_a_folder_without_the_file_names_its_files(tmp_path):
     for task in ("sst2", "custom"):
         with pytest.raises(FileNotFoundError, match=r"has no train\.tsv.*; it has other\.txt"):
             open_task(task, tmp_path).examples("train")
+
+
+def test_semicolons_separate_the_columns_of_a_csv_without_commas_in_its_first_line(tmp_path):
+    (tmp_path / "own.csv").write_text('label;text\nx;"a, b; c"\n', encoding="utf-8-sig")
+    assert [row.values for row in read_table(tmp_path / "own.csv", ["text", "label"])] == [["a, b; c", "x"]]

@@ -472,7 +472,7 @@ def test_info_of_a_folder_with_another_librarys_task_json(command, sst2, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("sst3", "no task named 'sst3'; the tasks are cola, sst2,"),
+        ("sst3", "no task named 'sst3': did you mean sst2; the tasks are cola, sst2,"),
         ("custom", "custom reads its labels from files"),
         ("ax --data DATA", "ax has no split '"),
         ("sst2 --learning-rate -1", "learning_rate is -1.0; learning_rate must be"),

@@ -391,7 +391,7 @@ def test_evaluations_and_curves_do_not_change_the_training(tmp_path, monkeypatch
     np.testing.assert_allclose(*histories, rtol=1e-5)
     assert [count for count, _ in drawn[:5]] == [2, 4, 6, 8, 8]  # after each evaluation, and at the end
     judged = {"masked_lm_accuracy", "masked_lm_perplexity", "replaced_token_accuracy"}
-    assert all(names == judged for _, names in drawn)
+    assert all(names == judged for _, names in drawn[:5])
 
 
 def test_a_resumed_run_s_first_tokens_per_second(tmp_path, monkeypatch):
