@@ -110,7 +110,7 @@ def test_the_documented_variant_is_three_changes_and_passes_its_test(tmp_path):
         text = (tmp_path / file).read_text()
         assert text.count(before.rstrip("\n")) == 1, before
         (tmp_path / file).write_text(text.replace(before.rstrip("\n"), after.rstrip("\n")))
-    script = f"{TEST}\ntest_a_scaled_residual_comes_back({str(tmp_path / 'out')!r})\n"
+    script = f"{TEST}\ntest_a_scaled_residual_is_computed_and_comes_back({str(tmp_path / 'out')!r})\n"
     how = {"cwd": tmp_path, "env": runs.bare_environment() | {"PYTHONPATH": str(tmp_path)}}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, **how)
     assert done.returncode == 0, done.stderr[-2000:]
