@@ -204,7 +204,7 @@ def _featurizer(
         features = task.features(preprocess, raw)
         if not labelled:
             return features, raw
-        return (model_inputs(features), *task.labels(raw, features))
+        return (model_inputs(task, features), *task.labels(raw, features))
 
     return featurize
 
@@ -298,9 +298,9 @@ def predictor(
         feature_spec, raw_spec = prepare.structured_outputs
 
         def answer(features: Features, raw: Raw, batch_size: int) -> tuple[Arrays, Arrays]:
-            run = forward(batch_size).get_concrete_function(model_inputs(feature_spec))
+            run = forward(batch_size).get_concrete_function(model_inputs(task, feature_spec))
             finish = decode.get_concrete_function(run.structured_outputs, feature_spec, raw_spec)
-            outputs = _in_groups(run, model_inputs(features), batch_size)
+            outputs = _in_groups(run, model_inputs(task, features), batch_size)
             decoded = {name: value.numpy() for name, value in finish(outputs, features, raw).items()}
             return decoded, {name: value.numpy() for name, value in raw.items()}
 

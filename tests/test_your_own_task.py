@@ -61,7 +61,7 @@ def test_the_documented_task_trains_predicts_and_is_exported(reader):
     text = "[E1] anna [/E1] lives in [E2] oslo [/E2]"
     features = names["task"].features(names["model"].preprocess, {"text": tf.constant([text])})
     tokens = names["model"].preprocess.tokenizer.vocabulary
-    found = features["input_word_ids"].numpy()[0][features["masked_lm_positions"].numpy()[0]]
+    found = features["input_word_ids"].numpy()[0][features["entity_starts"].numpy()[0]]
     assert [tokens[i] for i in found] == ["[E1]", "[E2]"]
     served = tf.saved_model.load(str(names["served"])).signatures["serving_default"]
     answer = served(text=tf.constant([text]))["relation"].numpy()

@@ -206,9 +206,8 @@ def text_features(problem: Problem, preprocess: Preprocessor, x: Any) -> Feature
     texts = keras.tree.flatten(x)
     tensors = bool(texts) and all(map(tf.is_tensor, texts))
     raw = text_data.name_texts(x, [*problem.signature()]) if tensors else problem.given(x)
-    return model_inputs(
-        problem.features(preprocess, {name: tf.convert_to_tensor(text) for name, text in raw.items()})
-    )
+    raw = {name: tf.convert_to_tensor(text) for name, text in raw.items()}
+    return model_inputs(problem, problem.features(preprocess, raw))
 
 
 def evaluation_data(
