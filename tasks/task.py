@@ -149,7 +149,10 @@ class Problem(Protocol):
 
     @abstractmethod
     def labels(self, raw: Raw, features: Features) -> tuple[tf.Tensor, tf.Tensor]:
-        """Labels, and weights float32, with the leading shape of the logits."""
+        """Labels, and weights float32, with the leading shape of the logits.
+
+        Weight 0 leaves an example out of the training alone: `evaluate` and an export get every example.
+        """
         ...
 
     def check_checkpoint(self, checkpoint: Checkpoint) -> None:

@@ -29,7 +29,7 @@ from bert_keras.tasks.pretraining.pretrain import Pretraining, plan_pretraining,
 from bert_keras.tasks.pretraining.recipes import recipe_named
 from bert_keras.tasks.pretraining.samplers import sampler_of
 from bert_keras.tasks.pretraining.unfinished import read_unfinished
-from bert_keras.tasks.runs.run_folder import load_run
+from bert_keras.tasks.runs.run_folder import evaluate, load_run
 from bert_keras.tasks.runs.task_types import open_task
 from bert_keras.tasks.study.rows import SCALES, chosen_rows
 
@@ -126,6 +126,18 @@ def test_a_model_reads_features_of_any_name_and_shape(settings, data, tiny, tmp_
     np.testing.assert_allclose(loaded(TEXTS), model(TEXTS), atol=1e-6)
     served = servable_of(model.as_run()).serve(text=tf.constant(TEXTS))["label"]
     assert served.numpy().astype(str).tolist() == answers
+
+
+def test_examples_of_weight_0_are_counted_where_they_are_learned_and_measured(trained, data, monkeypatch):
+    monkeypatch.setattr(
+        Relations, "labels", lambda self, raw, features: (raw["label"], tf.cast(raw["label"], "float32"))
+    )
+    run = load_run(trained, data=data, task=Relations)
+    left_out = sum(raw["label"] == 0 for raw in run.task.examples("validation").as_numpy_iterator())
+    with pytest.warns(
+        UserWarning, match=f"{left_out} of 16 examples of Relations have weight 0: no training"
+    ):
+        evaluate(run, "validation")
 
 
 @pytest.mark.parametrize(
