@@ -31,6 +31,7 @@ from bert_keras.tasks.pretraining.samplers import sampler_of
 from bert_keras.tasks.pretraining.unfinished import read_unfinished
 from bert_keras.tasks.runs.run_folder import evaluate, load_run
 from bert_keras.tasks.runs.task_types import open_task
+from bert_keras.tasks.strings.text_batches import Weighted, labels_in, make_class_weights
 from bert_keras.tasks.study.rows import SCALES, chosen_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
@@ -138,6 +139,19 @@ def test_examples_of_weight_0_are_counted_where_they_are_learned_and_measured(tr
         UserWarning, match=f"{left_out} of 16 examples of Relations have weight 0: no training"
     ):
         evaluate(run, "validation")
+
+
+def test_classes_of_a_task_have_weights(data, monkeypatch):
+    task = Relations(data)
+    refused(
+        "the attribute `classes` of a task .*, and Relations has none", make_class_weights, task, {"yes": 2}
+    )
+    monkeypatch.setattr(Relations, "classes", property(lambda self: self.label_names), raising=False)
+    weighted = Weighted(task, {"yes": 2.0})
+    labels, weights = weighted.labels({"label": tf.constant([0, 1])}, {})
+    assert (labels.numpy().tolist(), weights.numpy().tolist()) == ([0, 1], [1.0, 2.0])
+    unlabelled = tf.data.Dataset.from_tensors({"gold": 1})
+    refused("counts the column 'label', and the examples have gold", labels_in, unlabelled)
 
 
 @pytest.mark.parametrize(
