@@ -154,6 +154,11 @@ def test_classes_of_a_task_have_weights(data, monkeypatch):
     refused("counts the column 'label', and the examples have gold", labels_in, unlabelled)
 
 
+def test_the_parts_that_start_at_random_are_named_once(data, tiny):
+    loaded, *_ = plan_finetuning(Relations(data), checkpoint=tiny, hparams=HPARAMS).lines
+    assert loaded.count("randomly initialized") == 1 and "randomly initialized: relation" in loaded
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [

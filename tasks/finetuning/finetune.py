@@ -85,8 +85,9 @@ def _text_model(
     model = TextModel(task, preprocess, network)
     report = None
     if source.tensors:
-        report, lines = assign(choose_head(task, source, keep_head=keep_head), encoder, model)
-        log("\n".join([str(report), *lines]))
+        head = choose_head(task, source, keep_head=keep_head)
+        report, _ = assign(head, encoder, model)
+        log("\n".join([str(report), *([head.line] if head.line else [])]))
     else:
         log("weights: random")
     encoder.trainable = hparams.freeze != "encoder"
