@@ -49,7 +49,7 @@ def write_relations(path, *, seed):
 
 @pytest.mark.long
 @pytest.mark.usefixtures("forked_answers")
-def test_the_documented_task_trains_predicts_and_is_exported(reader):
+def test_the_documented_task_trains_predicts_and_is_exported(reader, capfd):
     write_relations(reader / "data" / "train.jsonl", seed=1)
     write_relations(reader / "data" / "dev.jsonl", seed=2)
     assert "Hparams(epochs=3)" in USE
@@ -66,6 +66,10 @@ def test_the_documented_task_trains_predicts_and_is_exported(reader):
     served = tf.saved_model.load(str(names["served"])).signatures["serving_default"]
     answer = served(text=tf.constant([text]))["relation"].numpy()
     assert answer.astype(str).tolist() == names["answers"].tolist()
+    card = (names["served"] / "assets.extra" / "model_card.md").read_text()
+    assert '`serving_default` returns:\n\n"relation": string [?]\n' in card
+    code, out, err = runs.run_command(capfd, "info", "run")
+    assert code == 0 and f"{len(runs.VOCABULARY) + 4} tokens" in out, err
 
 
 def test_the_documented_objective_is_planned_with_its_settings(reader):
