@@ -78,7 +78,7 @@ def test_code_that_a_file_names_is_not_imported(trained, monkeypatch):
     monkeypatch.delitem(sys.modules, "own_relations")
     for path in (trained, trained.parent / "model.keras"):
         refused(
-            f"the task '{NAME}', whose code is not imported from a file: give --task",
+            f"the task '{NAME}', whose code is not imported from a file: give --task {NAME}, or",
             bk.load,
             path,
         )
@@ -281,7 +281,7 @@ def test_commands_take_a_task_by_name(data, tiny, tmp_path, capfd, monkeypatch):
         code, _, err = runs.run_command(capfd, command, "--run", "run", *more)
         assert (
             code == 1
-            and "whose code is not imported from a file: give --task MODULE:CLASS" in err
+            and "whose code is not imported from a file: give --task own_relations:Relations, or" in err
         )
         if command == "predict":
             assert {json.loads(line)["label"] for line in out.splitlines()} <= {"bad", "good"}
