@@ -128,7 +128,7 @@ def model_card(
         measures=measures_table(run, rounded="" if precision == "float32" else precision),
         signatures=signature_table(signatures),
         ragged=RAGGED if "ragged" in signatures else "",
-        answers=answers_of(run.task, signatures["serving_default"]) + label_names_of(run.task),
+        answers=answers_of(run.task, signatures.get("serving_default")) + label_names_of(run.task),
         server=f"{VERSIONS[-1]}.0",
         example=json.dumps(example),
         grpc="\n".join(
