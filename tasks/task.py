@@ -47,7 +47,6 @@ Features = dict[str, tf.Tensor]
 Raw = dict[str, tf.Tensor]
 Arrays = Mapping[str, np.ndarray]  # decoded predictions or raw examples, [N, ...]
 
-MODEL_INPUTS = (*ENCODER_INPUTS, MASKED_LM_POSITIONS)
 PROBABILITIES, LABEL_NAMES = "probabilities", "label_names"  # decoded outputs [B, C]
 
 
@@ -106,6 +105,7 @@ class Problem(Protocol):
     problem_type: Hugging Face's name for the type of labels of a text, if they have one: see `Checkpoint`
     classes: the classes of a text that has exactly one of them; else empty
     outputs: the encoder outputs that the model reads
+    model_features: the features that the model reads besides the encoder's inputs, [B, ...]; `labels` and `decode` read all
     windowed: True if examples are cut into windows
     trains: False if there is nothing to learn, only to predict
     pretrained_head: True if pre-training trains the head too; fine-tuning then starts from the checkpoint's head
@@ -129,6 +129,7 @@ class Problem(Protocol):
     problem_type: str | None = None
     classes: tuple[str, ...] = ()
     outputs: tuple[str, ...] = (POOLED_OUTPUT,)
+    model_features: tuple[str, ...] = ()
     windowed: bool = False
     trains: bool = True
     pretrained_head: bool = False
@@ -148,7 +149,10 @@ class Problem(Protocol):
 
     @abstractmethod
     def labels(self, raw: Raw, features: Features) -> tuple[tf.Tensor, tf.Tensor]:
-        """Labels, and weights float32, with the leading shape of the logits."""
+        """Labels, and weights float32, with the leading shape of the logits.
+
+        Weight 0 leaves an example out of the training alone: `evaluate` and an export get every example.
+        """
         ...
 
     def check_checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -350,9 +354,18 @@ class Task(Data, Problem, Report, Protocol):
         return cls.open(settings.pop("name"), source, **settings)
 
 
-def model_inputs(features: Features) -> Features:
-    """The features that a model reads, without features that only `labels` and `decode` use."""
-    return {name: features[name] for name in MODEL_INPUTS if name in features}
+def model_inputs(problem: Problem, features: Features) -> Features:
+    """The features that the problem's model reads, without features that only `labels` and `decode` use.
+
+    Raises BertKerasError for a feature that is missing.
+    """
+    wanted = (*ENCODER_INPUTS, *problem.model_features)
+    if missing := [name for name in wanted if name not in features]:
+        raise BertKerasError(
+            f"{problem.name} has the features {', '.join(features)}, and its model reads {', '.join(missing)} too; return each "
+            "from `features`, or correct `model_features`."
+        )
+    return {name: features[name] for name in wanted}
 
 
 def with_label_names(

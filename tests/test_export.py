@@ -313,7 +313,7 @@ def test_an_ensemble(exported, sst2, tmp_path):
     both = dataclasses.replace(exported.run, model=Ensemble([exported.run.model, second.model]))
     folder = export(both, tmp_path / "both")
     answers = ask(folder, {"sentence": TEXTS})["probabilities"]
-    features = model_inputs(exported.run.preprocess(tf.constant(TEXTS)))
+    features = model_inputs(exported.run.task, exported.run.preprocess(tf.constant(TEXTS)))
     logits = [run.model(features) for run in (exported.run, second)]
     np.testing.assert_allclose(answers, tf.nn.softmax((logits[0] + logits[1]) / 2), atol=1e-5)
     assert np.abs(answers - tf.nn.softmax(logits[0])).max() > 1e-3
@@ -503,7 +503,7 @@ def test_a_checkpoint_is_exported_as_it_is(sst2, tmp_path, capfd):
     assert code == 0 and "gave the same answers" in out
     answers = ask(tmp_path / "vectors" / "1", {"text": TEXTS})["embedding"]
     here = run_of(Embedding(pooling="mean", l2=True), sst2.checkpoint)
-    expected = here.model(model_inputs(here.preprocess(tf.constant(TEXTS))))
+    expected = here.model(model_inputs(here.task, here.preprocess(tf.constant(TEXTS))))
     np.testing.assert_allclose(answers, expected, atol=1e-5)
 
 

@@ -26,6 +26,7 @@ from bert_keras.features import POOLED_OUTPUT
 
 _TRAINED = "give a checkpoint that was trained with it."
 # Each head in an error about a checkpoint without it, and the checkpoints that have it.
+MAY_LACK = ("pooler", "bilstm")  # parts of an encoder that `assign` may leave randomly initialized
 _HEAD_WORDS = {
     "masked_lm": "masked LM head, which predicts the words for [MASK]; give a checkpoint that was pre-trained with it, such as "
     "bert-base-uncased, or a run of `bert-keras pretrain`: a fine-tuned model or a bare encoder has none.",
@@ -101,7 +102,7 @@ def assign(
             )
     for name in matched:
         variables[name].assign(checkpoint.tensors[name].astype(numpy_dtype(variables[name].dtype)))
-    heads_at_random = [head for head in fresh if head in HEADS and head not in heads]
+    heads_at_random = [head for head in fresh if head not in (*MAY_LACK, *heads)]
     return Report(
         matched=tuple(matched),
         numbers=sum(math.prod(checkpoint.tensors[name].shape) for name in matched),

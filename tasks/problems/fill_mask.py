@@ -71,6 +71,7 @@ class FillMask(Task):
     kinds = field_types(FillMaskOptions)
     name = kind
     outputs = (SEQUENCE_OUTPUT,)
+    model_features = (MASKED_LM_POSITIONS,)
     measure, measures = "accuracy", ("accuracy", f"top_{NEAR}", "mean_reciprocal_rank")
     lists = {"mask": START}
     pretrained_head = True

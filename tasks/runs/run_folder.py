@@ -42,7 +42,7 @@ from bert_keras.io.own_code import is_own, name_of
 from bert_keras.io.paths import did_you_mean, refuse_remote_weights, to_path
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import bilstm_of, bilstm_parameters
-from bert_keras.tasks.batches import predict
+from bert_keras.tasks.batches import check_examples, predict
 from bert_keras.tasks.hparams import BILSTM_SETTINGS, Hparams
 from bert_keras.tasks.runs.task_types import TASKS, task_type, type_of_kind
 from bert_keras.tasks.task import Task
@@ -411,6 +411,6 @@ def run_of(
 def evaluate(run: Run, split: str, *, batch_size: int = 32) -> dict[str, float]:
     """The task's measures on one split, from what `decode` returns."""
     examples = run.task.examples(split)
-    run.task.check(run.preprocess, examples)
+    check_examples(run.task, run.preprocess, examples)
     predictions, raw = predict(run.task, run.preprocess, run.model, examples, batch_size=batch_size)
     return dict(run.task.evaluate(predictions, raw))

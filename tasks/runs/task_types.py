@@ -71,9 +71,10 @@ def type_of_kind(kind: str, task: str | type[Task] | None, *, where: object) -> 
     if task is None and kind in TASKS:
         return TASKS[kind]
     if task is None:
+        named = is_own(kind) and all(part.isidentifier() for part in kind.replace(":", ".").split("."))
         raise BertKerasError(
-            f"{where} is of the task {shortened(kind)}, whose code is not imported from a file: give --task MODULE:CLASS, or "
-            "task=CLASS in Python."
+            f"{where} is of the task {shortened(kind)}, whose code is not imported from a file: give --task "
+            f"{kind if named else 'MODULE:CLASS'}, or task=CLASS in Python."
         )
     found = task_type(task)
     if found.kind.rpartition(":")[2] != kind.rpartition(":")[2]:
