@@ -116,6 +116,7 @@ class Problem(Protocol):
     adjustable: the settings that a user may still change after training, attributes or names in `asked`
     asked: the names in `adjustable` that a user gave
     lists: decoded outputs that are lists, [B, N]: the prefix of their names -> the output that is -1 in padding
+    labels_needed: an error's text about texts that `fit` or `evaluate` got without labels
     example_texts: texts for an example request, by the names of `signature`, if the usual text does not fit
     measures: the names in `Report.evaluate`
     """
@@ -141,6 +142,7 @@ class Problem(Protocol):
     asked: frozenset[str] = frozenset()
     lists: Mapping[str, str] = {}
     example_texts: Mapping[str, str] = {}
+    labels_needed = "texts were given without labels; give y."
     measures: tuple[str, ...] = ()
 
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
@@ -188,11 +190,6 @@ class Problem(Protocol):
     def targets(self, y: Any, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The columns of labels in raw examples for labels in Python. columns: the result of `given`. By default refused."""
         raise BertKerasError(f"{self.name} does not learn from labels; it predicts only.")
-
-    @property
-    def labels_needed(self) -> str:
-        """What `fit` and `evaluate` say to texts without labels."""
-        return "texts were given without labels; give y."
 
     def check_targets(self, preprocess: Preprocessor, columns: Mapping[str, np.ndarray]) -> None:
         """Raises BertKerasError, with the row, for a label that this vocabulary or length cannot express. By default none.
