@@ -142,7 +142,7 @@ class Problem(Protocol):
     asked: frozenset[str] = frozenset()
     lists: Mapping[str, str] = {}
     example_texts: Mapping[str, str] = {}
-    labels_needed = "texts were given without labels; give y."
+    labels_needed: str = "texts were given without labels; give y."
     measures: tuple[str, ...] = ()
 
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:

@@ -88,9 +88,10 @@ def test_the_documented_row_stands_in_a_study(reader, capfd):
     runs.write_data(reader / "sst2", "sst2", count=16)
     command = ["ablate", "tasks", "--rows", "BERT", "lengths:ROW", "--restarts", "2", "--dry-run"]
     command += ["--text", "documents/text.txt", "--vocab", "checkpoint/vocab.txt", "--output", "out"]
-    code, out, err = runs.run_command(capfd, *command, "--tasks", "sst2", "--data", "sst2=sst2")
+    code, out, err = runs.run_command(capfd, *command, "--data", "sst2=sst2")
     assert code == 0, err
-    assert "lengths:ROW" in out and "BERT" in out and not (reader / "out").exists()
+    trainings = [f"{row}: {part}" for row in ("BERT", "lengths:ROW") for part in ("pre-training", "sst2")]
+    assert all(one in out for one in trainings) and "mrpc" not in out and not (reader / "out").exists()
 
 
 @pytest.mark.long
