@@ -24,9 +24,9 @@ from bert_keras.config import MAX_LAYERS, BertConfig
 from bert_keras.errors import BertKerasError, first_names
 from bert_keras.features import POOLED_OUTPUT
 
+MAY_LACK = ("pooler", "bilstm")  # parts of an encoder that `assign` may leave randomly initialized
 _TRAINED = "give a checkpoint that was trained with it."
 # Each head in an error about a checkpoint without it, and the checkpoints that have it.
-MAY_LACK = ("pooler", "bilstm")  # parts of an encoder that `assign` may leave randomly initialized
 _HEAD_WORDS = {
     "masked_lm": "masked LM head, which predicts the words for [MASK]; give a checkpoint that was pre-trained with it, such as "
     "bert-base-uncased, or a run of `bert-keras pretrain`: a fine-tuned model or a bare encoder has none.",
