@@ -16,7 +16,7 @@ from bert_keras.optimization.objectives import label
 checkpoint, file, output = sys.argv[1:]
 check_folder(pathlib.Path(output))  # before the training, not after it
 source = checkpoints.read(checkpoint)
-preprocess = bk.Preprocessor(checkpoints.tokenizer_of(source), seq_length=128)
+preprocess = bk.Preprocessor(checkpoints.tokenizer_of(source), seq_length=128, pad_to_longest=True)
 objective = bk.MaskedLM(pieces=bk.Pieces.of(preprocess.tokenizer), masking=bk.Masking(whole_word=True))
 model = bk.Pretrainer(bk.BertEncoder(source.config), [objective])
 checkpoints.assign(source, model.encoder, fresh=("pooler", "masked_lm"), **model.heads)  # where it lacks them

@@ -311,7 +311,11 @@ def _show_checkpoint(path: str) -> None:
     facts = {"format": checkpoint.format, "tensors": len(checkpoint.tensors), "parameters": f"{count:,}"}
     if (vocabulary := checkpoint.vocabulary).has_tokens:
         tokens = vocabulary.tokens
-        size = "a SentencePiece model" if tokens is None else f"{len(tokens):,} tokens"
+        size = (
+            "a SentencePiece model"
+            if tokens is None
+            else f"{len(tokens) + len(vocabulary.rules.beyond(tokens)):,} tokens"
+        )
         facts |= {"vocabulary": size, "lower_case": lower_cases(vocabulary)}
     facts |= origin_of(checkpoint)
     facts |= {"state": str(unfinished)} if unfinished else {}

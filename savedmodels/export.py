@@ -131,7 +131,7 @@ def compare_in_fresh_process(run: Run, servable: Servable, folder: pathlib.Path)
     with graph_errors():
         if servable.frozen and not narrow:
             features = run.task.features(servable.preprocess, texts)
-            outputs = run.model(model_inputs(features), training=False)
+            outputs = run.model(model_inputs(run.task, features), training=False)
             decoded = run.task.decode(checked_outputs(outputs), features, texts)
             expected, tolerance = with_label_names(run.task, decoded, tf.broadcast_to), ROUNDING
         else:

@@ -128,7 +128,7 @@ def model_card(
         measures=measures_table(run, rounded="" if precision == "float32" else precision),
         signatures=signature_table(signatures),
         ragged=RAGGED if "ragged" in signatures else "",
-        answers=answers_of(run.task) + label_names_of(run.task),
+        answers=answers_of(run.task, signatures.get("serving_default")) + label_names_of(run.task),
         server=f"{VERSIONS[-1]}.0",
         example=json.dumps(example),
         grpc="\n".join(
@@ -154,11 +154,18 @@ def example_of(task: Problem) -> dict[str, Any]:
     return example
 
 
-def answers_of(task: Problem) -> str:
-    """The description of the decoded outputs, from the docstring of `decode` or `decode_features`."""
+def answers_of(task: Problem, signature: Any = None) -> str:
+    """The description of the decoded outputs, from the docstring of `decode` or `decode_features`.
+
+    signature: the concrete function whose outputs are listed where the task's own method has no docstring; None lists none
+    """
     kind = type(task)
     decode = kind.decode_features if kind.decode is Problem.decode else kind.decode
-    return inspect.cleandoc(decode.__doc__ or "")
+    described = "" if decode is Problem.decode_features else inspect.cleandoc(decode.__doc__ or "")
+    if described or signature is None:
+        return described
+    outputs = (one[1:] for one in tensors_of(signature) if one[0] == "output")
+    return "\n".join(f'"{name}": {dtype} {shape}' for name, dtype, shape in outputs)
 
 
 def label_names_of(task: Problem) -> str:

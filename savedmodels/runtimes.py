@@ -264,9 +264,8 @@ def export_to(
     with with_padding(run.model), plain_operations():
         function = with_constants(run.model, servable.features_signature())
     raw = sample_inputs(run.task.signature())
-    features = model_inputs(
-        run.task.features(servable.preprocess, {k: tf.constant(v) for k, v in raw.items()})
-    )
+    texts = {name: tf.constant(rows) for name, rows in raw.items()}
+    features = model_inputs(run.task, run.task.features(servable.preprocess, texts))
     expected = np.asarray(run.model(features, training=False))
     settings = settings_of(run, format, precision=precision)
     output, coarse = settings["output"], quantize or precision != "float32"

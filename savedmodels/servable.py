@@ -97,7 +97,7 @@ class Servable:
 
     def _call(self, raw: Raw, training: bool = False) -> Any:
         """Raw strings [B] by name -> the model's outputs, before `decode`."""
-        return self.model(model_inputs(self.features(**_of_one_size(raw))), training=training)
+        return self.model(model_inputs(self.task, self.features(**_of_one_size(raw))), training=training)
 
     def features(self, **raw: tf.Tensor) -> Features:
         """The task's features; a function of its own, so that all that read texts share one trace of the text processing."""
@@ -108,7 +108,7 @@ class Servable:
         raw = _of_one_size(raw)
         features = self.features(**raw)
         infer = self._in_groups if self.task.windowed else self._infer
-        answers = self.task.decode(checked_outputs(infer(model_inputs(features))), features, raw)
+        answers = self.task.decode(checked_outputs(infer(model_inputs(self.task, features))), features, raw)
         return with_label_names(self.task, answers, tf.broadcast_to)
 
     def _in_groups(self, features: Features) -> tf.Tensor:
@@ -175,7 +175,7 @@ class Servable:
         read = traced.get_concrete_function(**self.task.signature()).structured_outputs
         return {
             name: tf.TensorSpec(value.shape, value.dtype, name=name)
-            for name, value in model_inputs(read).items()
+            for name, value in model_inputs(self.task, read).items()
         }
 
     def signatures(self) -> dict[str, Any]:

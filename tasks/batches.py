@@ -10,6 +10,7 @@ A task with windows turns a batch of B examples into W windows: features, labels
 import concurrent.futures
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -19,10 +20,20 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
 from bert_keras.features import ALL_ROWS, INPUT_MASK, WorkerRows
+from bert_keras.io.own_code import is_own
 from bert_keras.model.kernels import packed_weights
 from bert_keras.optimization.replicas import without_autotuning
 from bert_keras.tasks.devices.strategies import in_replicas, padded_for
-from bert_keras.tasks.task import Arrays, Features, Problem, Raw, checked_outputs, graph_errors, model_inputs
+from bert_keras.tasks.task import (
+    Arrays,
+    Features,
+    Problem,
+    Raw,
+    Task,
+    checked_outputs,
+    graph_errors,
+    model_inputs,
+)
 from bert_keras.text.preprocessing import Preprocessor, own_rows, pad_batches
 
 # Batches that are sorted by length together: enough for similar lengths, few enough for random order.
@@ -204,7 +215,7 @@ def _featurizer(
         features = task.features(preprocess, raw)
         if not labelled:
             return features, raw
-        return (model_inputs(features), *task.labels(raw, features))
+        return (model_inputs(task, features), *task.labels(raw, features))
 
     return featurize
 
@@ -248,6 +259,26 @@ def _sort_by_length(raw: Raw) -> Raw:
     lengths = tf.add_n([tf.reduce_sum(tf.reshape(text, [tf.shape(text)[0], -1]), axis=1) for text in texts])
     order = tf.argsort(lengths, stable=True)
     return {name: tf.gather(value, order) for name, value in raw.items()}
+
+
+def check_examples(task: Task, preprocess: Preprocessor, examples: tf.data.Dataset) -> None:
+    """Checks labelled examples as the task does, and warns of those that a task of a user's own gives weight 0."""
+    task.check(preprocess, examples)
+    if not is_own(task.kind) or task.windowed:
+        return
+
+    def left_out(raw: Raw) -> tf.Tensor:
+        _, weights = task.labels(raw, task.features(preprocess, raw))
+        rows = tf.reshape(weights > 0, [tf.shape(weights)[0], -1])
+        return tf.math.count_nonzero(~tf.reduce_any(rows, axis=1))
+
+    counted = _map(examples.batch(POOL), tf.autograph.experimental.do_not_convert(left_out))
+    if found := int(sum(counted.as_numpy_iterator())):
+        warnings.warn(
+            f"{found:,} of {count(examples):,} examples of {task.name} have weight 0: no training learns from them, and "
+            "`evaluate` gets them too, so the measures count them unless it leaves them out",
+            stacklevel=2,
+        )
 
 
 def predict(
@@ -298,9 +329,9 @@ def predictor(
         feature_spec, raw_spec = prepare.structured_outputs
 
         def answer(features: Features, raw: Raw, batch_size: int) -> tuple[Arrays, Arrays]:
-            run = forward(batch_size).get_concrete_function(model_inputs(feature_spec))
+            run = forward(batch_size).get_concrete_function(model_inputs(task, feature_spec))
             finish = decode.get_concrete_function(run.structured_outputs, feature_spec, raw_spec)
-            outputs = _in_groups(run, model_inputs(features), batch_size)
+            outputs = _in_groups(run, model_inputs(task, features), batch_size)
             decoded = {name: value.numpy() for name, value in finish(outputs, features, raw).items()}
             return decoded, {name: value.numpy() for name, value in raw.items()}
 

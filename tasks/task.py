@@ -47,7 +47,6 @@ Features = dict[str, tf.Tensor]
 Raw = dict[str, tf.Tensor]
 Arrays = Mapping[str, np.ndarray]  # decoded predictions or raw examples, [N, ...]
 
-MODEL_INPUTS = (*ENCODER_INPUTS, MASKED_LM_POSITIONS)
 PROBABILITIES, LABEL_NAMES = "probabilities", "label_names"  # decoded outputs [B, C]
 
 
@@ -106,6 +105,7 @@ class Problem(Protocol):
     problem_type: Hugging Face's name for the type of labels of a text, if they have one: see `Checkpoint`
     classes: the classes of a text that has exactly one of them; else empty
     outputs: the encoder outputs that the model reads
+    model_features: the features that the model reads besides the encoder's inputs, [B, ...]; `labels` and `decode` read all
     windowed: True if examples are cut into windows
     trains: False if there is nothing to learn, only to predict
     pretrained_head: True if pre-training trains the head too; fine-tuning then starts from the checkpoint's head
@@ -116,6 +116,7 @@ class Problem(Protocol):
     adjustable: the settings that a user may still change after training, attributes or names in `asked`
     asked: the names in `adjustable` that a user gave
     lists: decoded outputs that are lists, [B, N]: the prefix of their names -> the output that is -1 in padding
+    labels_needed: an error's text about texts that `fit` or `evaluate` got without labels
     example_texts: texts for an example request, by the names of `signature`, if the usual text does not fit
     measures: the names in `Report.evaluate`
     """
@@ -129,6 +130,7 @@ class Problem(Protocol):
     problem_type: str | None = None
     classes: tuple[str, ...] = ()
     outputs: tuple[str, ...] = (POOLED_OUTPUT,)
+    model_features: tuple[str, ...] = ()
     windowed: bool = False
     trains: bool = True
     pretrained_head: bool = False
@@ -140,6 +142,7 @@ class Problem(Protocol):
     asked: frozenset[str] = frozenset()
     lists: Mapping[str, str] = {}
     example_texts: Mapping[str, str] = {}
+    labels_needed: str = "texts were given without labels; give y."
     measures: tuple[str, ...] = ()
 
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
@@ -148,7 +151,10 @@ class Problem(Protocol):
 
     @abstractmethod
     def labels(self, raw: Raw, features: Features) -> tuple[tf.Tensor, tf.Tensor]:
-        """Labels, and weights float32, with the leading shape of the logits."""
+        """Labels, and weights float32, with the leading shape of the logits.
+
+        Weight 0 leaves an example out of the training alone: `evaluate` and an export get every example.
+        """
         ...
 
     def check_checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -345,9 +351,18 @@ class Task(Data, Problem, Report, Protocol):
         return cls.open(settings.pop("name"), source, **settings)
 
 
-def model_inputs(features: Features) -> Features:
-    """The features that a model reads, without features that only `labels` and `decode` use."""
-    return {name: features[name] for name in MODEL_INPUTS if name in features}
+def model_inputs(problem: Problem, features: Features) -> Features:
+    """The features that the problem's model reads, without features that only `labels` and `decode` use.
+
+    Raises BertKerasError for a feature that is missing.
+    """
+    wanted = (*ENCODER_INPUTS, *problem.model_features)
+    if missing := [name for name in wanted if name not in features]:
+        raise BertKerasError(
+            f"{problem.name} has the features {', '.join(features)}, and its model reads {', '.join(missing)} too; return each "
+            "from `features`, or correct `model_features`."
+        )
+    return {name: features[name] for name in wanted}
 
 
 def with_label_names(

@@ -175,7 +175,7 @@ BAD = {
     "restarts is 0; restarts must be a whole number of at least 1, or None": {"restarts": 0},
     "the tasks are sst2, sst2; give at least one, each once": {"tasks": ["sst2", "sst2"]},
     "data was given for sst2, and the tasks are rte; name it in tasks, or leave it out": {"tasks": ["rte"]},
-    "data was given for mprc, sst2-features, and the tasks are sst2; name it": {
+    "data was given for sst2-features, and the tasks are sst2, mprc; name it": {
         "data": dict.fromkeys(("sst2", "mprc", "sst2-features"), "x")
     },
     "no pre-training of this ablation reads generator_share": {"changes": {"generator_share": 0.5}},
@@ -210,6 +210,12 @@ def test_every_row_is_a_recipe_and_has_its_figures(name, scale):
     for task, figures in ablation.figures.items():
         assert len(figures) == len(rows), task
     assert {place for pair in ablation.pairs for place in pair} <= set(range(len(rows)))
+
+
+def test_a_setting_of_the_scale_is_left_out_where_the_sampler_has_none():
+    row = Row(name="own", recipe="bert-no-nsp", settings={"sampler": "full_sentences"})
+    assert SCALES["small"].pretraining["strict"]
+    assert not ablations._recipes([row], SCALES["small"], {})["own"].sampling().strict
 
 
 def test_settings_reach_the_pre_training():

@@ -12,6 +12,7 @@ import pytest
 from questions import GOOD, NORMANS, question, squad_json
 
 from bert_keras.errors import BertKerasError
+from bert_keras.tasks.data.tables import read_table
 from bert_keras.tasks.runs.task_types import open_task
 
 
@@ -53,13 +54,15 @@ ROWS = [
     ("sst2", "tsv", "sentence\tlabel\n\na\t1\t1\n", "line 3: 3 column(s) | expected 2 | tabs | sentence, label"),
     ("cola", "tsv", "a\t1\t\n", "line 1: 3 column(s) | expected 4"),
     ("cola", "tsv", "text\tlabel\na\t1\n", "no column 'sentence' | 'text', 'label'"),
+    ("sst2", "tsv", "a\tb\n1\t2\n", "no columns 'sentence', 'label' | 'a', 'b' | rename those of the file"),
     ("qqp", "tsv", QQP_LONG, "line 2: 7 column(s) | expected 6"),
     ("custom", "csv", "text,label\na,x\nb\n", "train.csv, line 3: 1 column(s), expected 2, separated by commas: text, label"),
     ("custom", "csv", 'text,label\n"a\nb",x\nc,d,y\n', "train.csv, line 4: 3 column(s), expected 2"),
     ("custom", "csv", 'text,label\na,x\n"b,y\nc,x\n', "train.csv, line 3: a quote is opened | not closed"),
     ("custom", "csv", 'text,label\n"a" b,x\n', "train.csv, line 2: | after a closing quote"),
     ("custom", "csv", "text,label\ra,x\r", "train.csv, line 1: there is a carriage return"),
-    ("custom", "csv", "text;label\na;x\n", "no column 'label' | 'text;label'; separate columns by commas"),
+    ("custom", "csv", "text;a\nb;x\n", "no column 'label'; the semicolon-separated columns are 'text', 'a'"),
+    ("custom", "csv", "text;label,x\na;x,y\n", "no column 'label' | 'text;label', 'x'"),
     ("custom", "csv", "text,label\ncafé,x\n".encode("latin-1"), "train.csv, line 2, byte 4: 0xe9 is not UTF-8"),
     ("custom", "csv", "text,text,label\na,b,x\n", "train.csv has more than one column 'text'"),
     ("custom", "tsv", "text,label\na,1\n", "no column 'label'; the tab-separated columns are 'text,label'"),
@@ -116,7 +119,7 @@ ROWS = [
     ("codah", "tsv", "o\ta\tb\tc\td\t \t1\n", "line 1: ending 3 is empty"),
     ("codah", "tsv", "o\ta\n", " has 0 endings | expected 4"),
     ("swag", "jsonl", "[]\n", "line 1: a JSON list"),
-    ("swag", "jsonl", CHOICE.replace('"choices"', '"endings"'), "has 0 endings (choices0, choices1, ...) | expected 4"),
+    ("swag", "jsonl", CHOICE.replace('"choices"', '"words"'), "has 0 endings (choices0, choices1, ...) | expected 4"),
     ("swag", "jsonl", CHOICE.replace('"a", ', ""), "line 1: 3 endings | expected 4"),
     ("swag", "jsonl", CHOICE.replace('"a"', "1"), "line 1: 'ending 0' is 1, not text"),
     ("swag", "jsonl", CHOICE.replace('"answer": 1', '"answer": 4'), "line 1: label 4"),
@@ -149,6 +152,11 @@ ROWS = [
     *(("conll2003", ending, "PAR1", f"train.{ending} is a .{ending} file; | one word and its tag a line | tagger")
       for ending in ("csv", "parquet")),
     ("conll2003", "jsonl", "PAR1", "train.jsonl, line 1 is not JSON"),
+    ("conll2003", "jsonl", '{"tokens": ["Ada"], "ner_tags": ["B-PER"]}', "has no -DOCSTART- lines | give --context sentence"),
+    ("conll2003", "jsonl", '{"tokens": ["Ada"], "pos": [1]}', "line 1: the row has 'tokens', 'pos'; give | ner_tags"),
+    ("conll2003", "jsonl", '{"tokens": ["Ada"], "tags": ["O", "O"]}', "line 1: 1 words and 2 tags"),
+    ("conll2003", "jsonl", '{"tokens": ["Ada"], "ner_tags": [1]}', "line 1: the tags are numbers; write their names"),
+    ("conll2003", "jsonl", '{"words": ["a b"], "labels": ["O"]}', "line 1: 'a b' is no word"),
     ("conll2003", "jsonl", '{"text": "a"}', "line 1: the row has 'text'; give | entities | Label Studio"),
     ("conll2003", "json", '{"text": "a"}', "train.json holds no list of texts"),
     ("conll2003", "json", "[]", "train.json has no annotated texts"),
@@ -208,3 +216,8 @@ def test_a_folder_without_the_file_names_its_files(tmp_path):
     for task in ("sst2", "custom"):
         with pytest.raises(FileNotFoundError, match=r"has no train\.tsv.*; it has other\.txt"):
             open_task(task, tmp_path).examples("train")
+
+
+def test_semicolons_separate_the_columns_of_a_csv_without_commas_in_its_first_line(tmp_path):
+    (tmp_path / "own.csv").write_text('label;text\nx;"a, b; c"\n', encoding="utf-8-sig")
+    assert [row.values for row in read_table(tmp_path / "own.csv", ["text", "label"])] == [["a, b; c", "x"]]

@@ -73,7 +73,7 @@ def test_a_case_of_each_kind_runs(benchmarks):
 
 
 @pytest.mark.parity
-@pytest.mark.long
+@pytest.mark.slow
 def test_costs_grow_along_an_axis(tmp_path):
     pytest.importorskip("tokenizers")
     code, found, output = smoke(tmp_path, "cost.py", "--axes", "tokenize")

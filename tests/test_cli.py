@@ -178,6 +178,7 @@ def test_the_flag_in_place_of_set_is_named(command, command_line):
         (("fly",), "invalid choice: 'fly'"),
         (("convert",), "the following arguments are required: --from, --to"),
         (("info", "--fast"), "unrecognized arguments: --fast"),
+        (("evaluate", "--run", "x", "--batch-sizes=4"), "--batch-sizes=4; did you mean --batch-size?"),
         (("evaluate", "--run", "x", "--batch-size", "many"), "--batch-size: invalid int value: 'many'"),
         (("ablate", "--text", "x"), "invalid choice: 'x'"),
     ],
@@ -471,7 +472,7 @@ def test_info_of_a_folder_with_another_librarys_task_json(command, sst2, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("sst3", "no task named 'sst3'; the tasks are cola, sst2,"),
+        ("sst3", "no task named 'sst3': did you mean sst2; the tasks are cola, sst2,"),
         ("custom", "custom reads its labels from files"),
         ("ax --data DATA", "ax has no split '"),
         ("sst2 --learning-rate -1", "learning_rate is -1.0; learning_rate must be"),
@@ -608,7 +609,7 @@ def test_version(command):
     assert command("--version") == (0, f"bert-keras {bert_keras.__version__}\n", "")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_without_docstrings_and_asserts(sst2):
     given = ("--run", sst2.run, "--data", sst2.data, "--json")
     done = run_in(ROOT, "-OO", "-m", "bert_keras", "evaluate", *given)

@@ -149,6 +149,14 @@ def test_documents_and_sentences(tmp_path):
         assert [raw["tokens"].decode() for raw in examples.as_numpy_iterator()] == texts
 
 
+def test_rows_of_words_and_tags(tmp_path):
+    rows = '{"id": "0", "tokens": ["Ada", "met"], "ner_tags": ["B-PER", "O"]}\n\n{"words": ["Rome"], "labels": ["B-LOC"]}\n'
+    (tmp_path / "train.jsonl").write_text(rows)
+    task = Tagging.open("conll2003", tmp_path, context="sentence")
+    raws = [*task.examples("train").as_numpy_iterator()]
+    assert [(raw["tokens"], raw["tags"]) for raw in raws] == [(b"Ada met", b"B-PER O"), (b"Rome", b"B-LOC")]
+
+
 def test_comments_before_a_sentence_are_no_words(tmp_path):
     text = "# id 3f8a\tdomain=en\nAda B-PER\n# O\n\n# source: a # list\nRome B-LOC\n\n# O\n1 O\n"
     (tmp_path / "train.txt").write_text(text)

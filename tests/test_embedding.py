@@ -30,7 +30,7 @@ def vectors(run, name):
 
 def states_of(run, features, layers=slice(-1, None)):
     """The mean of some blocks' states and the real positions."""
-    blocks = run.encoder(model_inputs(features))[ENCODER_OUTPUTS][layers]
+    blocks = run.encoder(model_inputs(run.task, features))[ENCODER_OUTPUTS][layers]
     return np.mean([block.numpy() for block in blocks], axis=0), features[INPUT_MASK].numpy() > 0
 
 

@@ -313,7 +313,7 @@ def test_an_ensemble(exported, sst2, tmp_path):
     both = dataclasses.replace(exported.run, model=Ensemble([exported.run.model, second.model]))
     folder = export(both, tmp_path / "both")
     answers = ask(folder, {"sentence": TEXTS})["probabilities"]
-    features = model_inputs(exported.run.preprocess(tf.constant(TEXTS)))
+    features = model_inputs(exported.run.task, exported.run.preprocess(tf.constant(TEXTS)))
     logits = [run.model(features) for run in (exported.run, second)]
     np.testing.assert_allclose(answers, tf.nn.softmax((logits[0] + logits[1]) / 2), atol=1e-5)
     assert np.abs(answers - tf.nn.softmax(logits[0])).max() > 1e-3
@@ -377,7 +377,7 @@ def test_the_measures_of_pre_training_are_the_held_out_ones(held_out, tmp_path):
         if "held_out_" in name
     }
     named |= {f"{name}, majority baseline": value for name, value in results["majority_baselines"].items()}
-    assert len(named) == (0 if held_out is None else 8), named
+    assert len(named) == (0 if held_out is None else 9), named
     card = card_of(load_run(tmp_path))
     found = re.findall(r"\| (.+) \| (-?\d+\.\d{4}) \|", card)
     assert dict(found) == {name: f"{value:.4f}" for name, value in named.items()}
@@ -503,7 +503,7 @@ def test_a_checkpoint_is_exported_as_it_is(sst2, tmp_path, capfd):
     assert code == 0 and "gave the same answers" in out
     answers = ask(tmp_path / "vectors" / "1", {"text": TEXTS})["embedding"]
     here = run_of(Embedding(pooling="mean", l2=True), sst2.checkpoint)
-    expected = here.model(model_inputs(here.preprocess(tf.constant(TEXTS))))
+    expected = here.model(model_inputs(here.task, here.preprocess(tf.constant(TEXTS))))
     np.testing.assert_allclose(answers, expected, atol=1e-5)
 
 

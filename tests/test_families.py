@@ -60,7 +60,7 @@ def test_every_task_reads_raw_strings(preprocess, folder, title):
         rows = SENTENCES if spec.shape.rank == 1 else [SENTENCES[: spec.shape[1]]] * len(SENTENCES)
         raw[name] = tf.constant(rows)
     features = task.features(preprocess, raw)
-    answers = task.decode(task.model(encoder)(model_inputs(features)), features, raw)
+    answers = task.decode(task.model(encoder)(model_inputs(task, features)), features, raw)
     assert answers and all(len(value) == len(SENTENCES) for value in answers.values())
 
 

@@ -36,7 +36,14 @@ def float_constants(folder: Path) -> list[int]:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("forked_answers")
-@pytest.mark.parametrize("case", ["Classification", "Choice", "Question answering", "Fill-mask"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "Choice",
+        "Question answering",
+        *(pytest.param(case, marks=pytest.mark.slow) for case in ("Classification", "Fill-mask")),
+    ],
+)
 def test_a_fresh_process_gives_the_answers_of_the_trainable_form(case, sst2, tmp_path):
     run = untrained(CASES[case], sst2.checkpoint)
     raw = sample_inputs(run.task.signature())

@@ -188,7 +188,9 @@ KINDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["pair", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("multi", "score"))]
+)
 def test_windows_are_learned_measured_saved_and_served(kind, checkpoint, tmp_path):
     make, y, measure = KINDS[kind]
     model = make(checkpoint, seq_length=LENGTH, doc_stride=STRIDE)

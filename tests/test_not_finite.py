@@ -109,7 +109,7 @@ def test_no_task_makes_an_answer_of_outputs_that_are_not_finite(task, checkpoint
             call(x)
     with pytest.raises(BertKerasError, match=OUTPUT):
         raw = {name: tf.constant(value) for name, value in model.problem.given(x).items()}
-        model.predict(model_inputs(model.problem.features(model.preprocess, raw)))
+        model.predict(model_inputs(model.problem, model.problem.features(model.preprocess, raw)))
 
 
 @pytest.mark.long

@@ -164,6 +164,22 @@ def test_an_objective_that_knows_no_parts_labels_whole_batches():
     assert y["next_sentence"].shape == [4]
 
 
+class Shuffled(SentencePair):
+    name = "shuffled"
+
+    def label(self, features, *, seed, **how):
+        moved = features | {"input_word_ids": tf.roll(features["input_word_ids"], 1, axis=1)}
+        return super().label(moved, seed=seed)
+
+
+def test_tokens_are_changed_before_they_are_masked():
+    label(repeating(4), objectives=[Shuffled(), MASKED_LM], seed=SEED)
+    with pytest.raises(
+        ValueError, match="shuffled changes input_word_ids after tokens were masked, .*before the masked LM"
+    ):
+        label(repeating(4), objectives=[MASKED_LM, Shuffled()], seed=SEED)
+
+
 def test_the_baseline_is_the_most_frequent_label():
     labels, weights = np.array([[5, 5, 9], [9, 7, 9]]), np.array([[1.0, 1, 0], [0, 1, 0]])
     assert MASKED_LM.baseline(labels, weights) == pytest.approx(2 / 3)

@@ -5,12 +5,14 @@ import json
 import shutil
 import sys
 
+import keras
 import numpy as np
 import own_relations
 import pretrainings
 import pytest
 import runs
 import small_tasks
+import tensorflow as tf
 from own_relations import LENGTHS, Lengths, Relations
 from random_checkpoints import refused
 
@@ -19,6 +21,7 @@ from bert_keras import checkpoints
 from bert_keras.cli.main import parser
 from bert_keras.config_files import HUGGING_FACE
 from bert_keras.io.own_code import digests_of, load_own
+from bert_keras.savedmodels.export import servable_of
 from bert_keras.tasks.finetuning.finetune import finetune, plan_finetuning
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.pretraining import pretrain as pretrain_module
@@ -26,8 +29,9 @@ from bert_keras.tasks.pretraining.pretrain import Pretraining, plan_pretraining,
 from bert_keras.tasks.pretraining.recipes import recipe_named
 from bert_keras.tasks.pretraining.samplers import sampler_of
 from bert_keras.tasks.pretraining.unfinished import read_unfinished
-from bert_keras.tasks.runs.run_folder import load_run
+from bert_keras.tasks.runs.run_folder import evaluate, load_run
 from bert_keras.tasks.runs.task_types import open_task
+from bert_keras.tasks.strings.text_batches import Weighted, labels_in, make_class_weights
 from bert_keras.tasks.study.rows import SCALES, chosen_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
@@ -73,7 +77,11 @@ def test_a_run_and_a_keras_file_have_every_weight(trained):
 def test_code_that_a_file_names_is_not_imported(trained, monkeypatch):
     monkeypatch.delitem(sys.modules, "own_relations")
     for path in (trained, trained.parent / "model.keras"):
-        refused(f"the task '{NAME}', whose code is not imported from a file: give --task", bk.load, path)
+        refused(
+            f"the task '{NAME}', whose code is not imported from a file: give --task {NAME}, or",
+            bk.load,
+            path,
+        )
     assert "own_relations" not in sys.modules
     refused(
         f"is of the task '{NAME}', not text-classification; give the task of the run",
@@ -81,6 +89,89 @@ def test_code_that_a_file_names_is_not_imported(trained, monkeypatch):
         trained,
         task="sst2",
     )
+
+
+class Shapes(Relations):
+    """Its model reads own features of every shape; `labels` and `decode` alone read another."""
+
+    outputs = ("sequence_output",)
+    model_features = ("length", "ends", "marks")
+
+    def features(self, preprocess, raw):
+        features = super().features(preprocess, raw)
+        length = tf.reduce_sum(features["input_mask"], 1)
+        own = {"length": length, "ends": tf.stack([0 * length, length - 1], 1), "unread": raw["text"]}
+        return features | own | {"marks": features["input_word_ids"] % 2}
+
+    def model(self, encoder):
+        own = {"length": (), "ends": (2,), "marks": (None,)}
+        own = {name: keras.Input(shape, dtype="int32", name=name) for name, shape in own.items()}
+        inputs = bk.encoder_inputs()
+        states = encoder(inputs)["sequence_output"]
+        ends = keras.layers.Flatten()(keras.ops.take_along_axis(states, own["ends"][..., None], axis=1))
+        counts = keras.ops.stack([own["length"], keras.ops.sum(own["marks"], 1)], axis=1)
+        read = keras.ops.concatenate([ends, keras.ops.cast(counts, ends.dtype) / 24], axis=1)
+        return keras.Model(inputs | own, keras.layers.Dense(2, name="relation", dtype="float32")(read))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("settings", [{}, {"feature_layers": "last", "lstm_units": 4}])
+def test_a_model_reads_features_of_any_name_and_shape(settings, data, tiny, tmp_path):
+    hparams = dataclasses.replace(HPARAMS, **settings)
+    how = {"hparams": hparams, "verbose": 0, "log": lambda line: None}
+    finetune(Shapes(data), checkpoint=tiny, output=tmp_path / "run", **how)
+    model = bk.load(tmp_path / "run", task=Shapes)
+    answers = model.predict(TEXTS, verbose=0)["label"].tolist()
+    model.save(tmp_path / "model.keras")
+    loaded = bk.load(tmp_path / "model.keras", task=Shapes)
+    np.testing.assert_allclose(loaded(TEXTS), model(TEXTS), atol=1e-6)
+    served = servable_of(model.as_run()).serve(text=tf.constant(TEXTS))["label"]
+    assert served.numpy().astype(str).tolist() == answers
+
+
+def test_examples_of_weight_0_are_counted_where_they_are_learned_and_measured(trained, data, monkeypatch):
+    monkeypatch.setattr(
+        Relations, "labels", lambda self, raw, features: (raw["label"], tf.cast(raw["label"], "float32"))
+    )
+    run = load_run(trained, data=data, task=Relations)
+    left_out = sum(raw["label"] == 0 for raw in run.task.examples("validation").as_numpy_iterator())
+    with pytest.warns(
+        UserWarning, match=f"{left_out} of 16 examples of Relations have weight 0: no training"
+    ):
+        evaluate(run, "validation")
+
+
+def test_classes_of_a_task_have_weights(data, monkeypatch):
+    task = Relations(data)
+    refused(
+        "the attribute `classes` of a task .*, and Relations has none", make_class_weights, task, {"yes": 2}
+    )
+    monkeypatch.setattr(Relations, "classes", property(lambda self: self.label_names), raising=False)
+    weighted = Weighted(task, {"yes": 2.0})
+    labels, weights = weighted.labels({"label": tf.constant([0, 1])}, {})
+    assert (labels.numpy().tolist(), weights.numpy().tolist()) == ([0, 1], [1.0, 2.0])
+    unlabelled = tf.data.Dataset.from_tensors({"gold": 1})
+    refused("counts the column 'label', and the examples have gold", labels_in, unlabelled)
+
+
+def test_the_parts_that_start_at_random_are_named_once(data, tiny):
+    loaded, *_ = plan_finetuning(Relations(data), checkpoint=tiny, hparams=HPARAMS).lines
+    assert loaded.count("randomly initialized") == 1 and "randomly initialized: relation" in loaded
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (
+            (),
+            r"inputs input_word_ids, .*, ends, length, marks and model_features is \(\); give model_features =",
+        ),
+        (("length", "start"), "features input_word_ids, .*, and its model reads start too; return each from"),
+    ],
+)
+def test_features_that_a_model_lacks_are_named_before_a_training(names, message, data, tiny, monkeypatch):
+    monkeypatch.setattr(Shapes, "model_features", names)
+    refused(message, plan_finetuning, Shapes(data), checkpoint=tiny, hparams=HPARAMS)
 
 
 WRONG = {
@@ -188,7 +279,10 @@ def test_commands_take_a_task_by_name(data, tiny, tmp_path, capfd, monkeypatch):
         code, out, err = runs.run_command(capfd, command, "--run", "run", "--task", NAME, *more)
         assert code == 0, err
         code, _, err = runs.run_command(capfd, command, "--run", "run", *more)
-        assert code == 1 and "whose code is not imported from a file: give --task MODULE:CLASS" in err
+        assert (
+            code == 1
+            and "whose code is not imported from a file: give --task own_relations:Relations, or" in err
+        )
         if command == "predict":
             assert {json.loads(line)["label"] for line in out.splitlines()} <= {"bad", "good"}
     code, out, err = runs.run_command(capfd, "info", "run")

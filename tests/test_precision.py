@@ -48,7 +48,10 @@ def logits_of(model, x):
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:the checkpoint has no masked_lm head")
-@pytest.mark.parametrize("case", ["class", "class, BiLSTM", "answer", "tags"])
+@pytest.mark.parametrize(
+    "case",
+    ["class, BiLSTM", "answer", *(pytest.param(case, marks=pytest.mark.slow) for case in ("class", "tags"))],
+)
 def test_every_problem_trains_two_steps_in_bfloat16_near_float32(case, checkpoint):
     make, x, y = TASKS[case]
     found = {}
@@ -71,7 +74,9 @@ def test_every_problem_trains_two_steps_in_bfloat16_near_float32(case, checkpoin
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", ["bert", "electra", "lamb"])
+@pytest.mark.parametrize(
+    "case", ["bert", *(pytest.param(case, marks=pytest.mark.slow) for case in ("electra", "lamb"))]
+)
 def test_a_pretraining_in_bfloat16_is_near_float32(case, tmp_path):
     recipe, changes = ("bert", {"optimizer": "lamb"}) if case == "lamb" else (case, {})
     changes |= {"steps": 4, "log_every": 2, "eval_every": 2, "batch_size": 4, **NO_DROPOUT}

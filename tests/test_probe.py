@@ -9,7 +9,7 @@ from sklearn.linear_model import RidgeClassifier
 from sklearn.preprocessing import StandardScaler
 
 import bert_keras as bk
-from bert_keras.tasks.study.probe import CHECKPOINT, RANDOM, Example, _drawn, run_probes, tables
+from bert_keras.tasks.study.probe import CHECKPOINT, RANDOM, Example, Probe, _drawn, _read, run_probes, tables
 
 WORDS = runs._WORDS
 SMALL = {"max_examples": 60, "restarts": 2, "seq_length": 32}
@@ -138,6 +138,39 @@ def test_bad_input_is_refused_before_any_work(place, tmp_path, data, message):
     length = {"seq_length": data["seq_length"]} if "seq_length" in data else {}
     with runs.refused(message, output=tmp_path / "new"):
         start(place, tmp_path / "new", paths, **length)
+
+
+@pytest.mark.parametrize(
+    ("words", "raw", "labels", "message"),
+    [
+        (
+            True,
+            {"tokens": b"a  good film "},
+            ["x"],
+            "own, train, example 1, 'a  good film ', has 3 words and 1 labels; give one",
+        ),
+        (True, {"tokens": b"a film"}, "ab", "labels is 'ab'; give a list, with one label for each word"),
+        (False, {"text": b"a film"}, "ab", "labels is 'ab'; give a list, with one label for the text"),
+        (False, {"text": b"a film"}, ["x", "y"], "has one text and 2 labels; give one label for the text"),
+        (True, {"text": b"a film"}, ["x", "y"], "raw has text; give 'tokens'"),
+    ],
+)
+def test_an_example_with_wrong_labels_is_refused_by_name(words, raw, labels, message):
+    with pytest.raises(ValueError, match=message):
+        _read("own", Probe(lambda path, split: [Example(raw, labels)], words=words), "any", "train")
+
+
+def test_words_are_counted_as_python_splits_them():
+    lines = ["  a  good\tfilm ", "", "so bad"]
+    examples = [Example({"tokens": line.encode()}, line.split()) for line in lines]
+    read = _read("own", Probe(lambda path, split: examples), "any", "train")
+    assert [one.raw["tokens"] for one in read] == [b"a good film", b"so bad"]
+
+
+def test_a_file_that_a_probe_does_not_find_is_named_with_its_split(tmp_path):
+    probe = Probe(lambda path, split: (tmp_path / f"{split}.txt").read_text())
+    with pytest.raises(ValueError, match="the probe own cannot read its validation split: .*validation.txt'"):
+        _read("own", probe, tmp_path, "validation")
 
 
 def test_a_repeated_probe_is_refused(tmp_path, capfd):

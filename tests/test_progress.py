@@ -75,9 +75,8 @@ SECONDS = {"seconds": 0}
 
 
 def content(run):
-    """results.json without the time."""
-    found = json.loads((run / "results.json").read_text())
-    return {name: value for name, value in found.items() if name != "seconds"}
+    """results.json without the time and the command."""
+    return runs.without_times(runs.results(run))
 
 
 def saves(run):

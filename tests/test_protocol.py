@@ -411,11 +411,14 @@ CASES = [
     swag([1] * 8, [2] * 8, "ending 1 for 100.0% of dev"),
     swag([1] * 399 + [2], [1] * 399 + [2], None),
     squad("squad1.1", "aaaa", "abcd", "a for 100.0% of dev"),
-    squad("squad1.1", "wxyz", "bcde", "f1 / 100 0.0000; no answer at all has 0.0000"),
+    squad("squad1.1", "wxyz", "bcde", "f1 as a fraction 0.0000; no answer at all has 0.0000"),
     squad("squad1.1", "bxyz", "bcde", None),
     squad("squad2.0", [""] * 4, ["b", "c", "", ""], "no answer for 100.0% of dev"),
     squad(
-        "squad2.0", ["b", "x", "", "y"], ["b", "c", "", ""], "f1 / 100 0.5000; no answer at all has 0.5000"
+        "squad2.0",
+        ["b", "x", "", "y"],
+        ["b", "c", "", ""],
+        "f1 as a fraction 0.5000; no answer at all has 0.5000",
     ),
     conll(["O O", "O"], ["B-PER O", "O"], "f1 0.0000"),
     conll(["B-PER O", "O"], ["B-PER O", "O"], None),

@@ -100,7 +100,13 @@ def others(inputs):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [*("finetune", "pretrain", "instances", "features", "glue", "ablate")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("finetune", "pretrain", "glue"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("instances", "features", "ablate")),
+    ],
+)
 def test_a_second_run_into_one_folder_is_refused(capfd, inputs, others, name):
     arguments = interrupted.commands(inputs, inputs / ALIVE)[name]
     place = Path(arguments[-1])

@@ -136,7 +136,7 @@ def test_vectors_scores_and_pairs(name, case, sst2, tmp_path):
     assert found["max_difference"] < 1e-5 and found["bytes"] > 100_000
     raw = sample_inputs(run.task.signature(), TEXTS)
     features = run.task.features(run.preprocess, {key: tf.constant(rows) for key, rows in raw.items()})
-    expected = np.asarray(run.model(model_inputs(features), training=False))
+    expected = np.asarray(run.model(model_inputs(run.task, features), training=False))
     settings = json.loads((tmp_path / "model" / SETTINGS).read_text())
     np.testing.assert_allclose(answers(tmp_path / "model", raw)[settings["output"]], expected, atol=1e-5)
 
@@ -175,7 +175,8 @@ def test_a_sentencepiece_run_takes_features(sst2, tmp_path):
     run = sentencepiece_run(sst2.run)
     assert export_to(run, tmp_path / "model", "onnx")["max_difference"] < 1e-5
     given = {
-        name: rows.numpy().tolist() for name, rows in model_inputs(run.preprocess(["good film"])).items()
+        name: rows.numpy().tolist()
+        for name, rows in model_inputs(run.task, run.preprocess(["good film"])).items()
     }
     assert len(answers(tmp_path / "model", given)["answers"]) == 1
     done = subprocess.run(

@@ -50,7 +50,7 @@ def asked(tmp_path_factory) -> dict[str, dict]:
         place.mkdir(parents=True)
         save(run, servable, place, name="model", version=1)
         few = {name: tf.constant(values[FEATURES]) for name, values in raw.items()}
-        features = model_inputs(task.features(run.preprocess, few))
+        features = model_inputs(task, task.features(run.preprocess, few))
         asked = {name: value.numpy().tolist() for name, value in features.items()}
         requests[case] = {"folder": str(folder / "else where" / case), "raw": raw, "features": asked}
         answers, _ = predict(

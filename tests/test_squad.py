@@ -47,7 +47,7 @@ def test_outputs_do_not_depend_on_padding(small, tiny):
     outputs = {}
     for seq_length in (20, 40):
         features = task.features(Preprocessor(small, seq_length=seq_length), raw)
-        outputs[seq_length] = model(model_inputs(features)).numpy()
+        outputs[seq_length] = model(model_inputs(task, features)).numpy()
         assert outputs[seq_length].shape == (len(features[EXAMPLE_INDEX]), 2, seq_length)
         padding = np.broadcast_to(features[INPUT_MASK].numpy()[:, None] == 0, outputs[seq_length].shape)
         assert (outputs[seq_length][padding] == PADDING_LOGIT).all()

@@ -76,6 +76,20 @@ def test_a_startphrase_in_json_lines_stays_whole(tmp_path):
     assert got["endings"].tolist() == [[b"a", b"b", b"c", b"d"]] * 2 and got["label"].tolist() == [1, 1]
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("own.csv", "startphrase,ending0,ending1,ending2,ending3,answer\nA film,a,b,c,d,1\n"),
+        ("own.csv", "context,choices0,choices1,choices2,choices3,label\nA film,a,b,c,d,1\n"),
+        ("own.jsonl", '{"context": "A film", "choices": ["a", "b", "c", "d"], "answer": 1}\n'),
+    ],
+)
+def test_the_names_of_several_data_sets_may_be_mixed(name, text, tmp_path):
+    got = read(MultipleChoice("swag", write(tmp_path / name, text)), "validation")
+    assert got["context"].tolist() == [b"A film"] and got["label"].tolist() == [1]
+    assert got["endings"].tolist() == [[b"a", b"b", b"c", b"d"]]
+
+
 def test_quotes_in_codah_are_text(tmp_path):
     """A stray quote, a blank line, CRLF."""
     got = read(MultipleChoice("codah", write(tmp_path / "full_data.tsv", CODAH)))

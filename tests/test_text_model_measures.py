@@ -216,6 +216,15 @@ def test_a_call_or_a_step_that_cannot_work_is_refused(untrained, checkpoint):
 
 
 @pytest.mark.long
+def test_the_measures_of_a_second_fit_are_its_own(checkpoint):
+    stars = [1 + one for one in IDS]
+    model = bk.classifier(checkpoint, [1, 2])
+    assert model.labels == ("1", "2")
+    model.fit(TEXTS, stars, verbose=0)
+    assert set(model.fit(TEXTS[:1], stars[:1], verbose=0).history["accuracy"]) <= {0.0, 1.0}
+
+
+@pytest.mark.long
 def test_one_execution_of_more_steps_than_the_data_has_is_measured(checkpoint):
     model = bk.classifier(checkpoint, NAMES)
     model.compile(steps_per_execution=3)

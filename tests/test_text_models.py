@@ -466,6 +466,7 @@ def test_the_command_trains_a_text_model(sst2, checkpoint):
         ("tags", [["good"]], [["B-LOC"]], ["row 0", "B-LOC", "B-PER"]),
         ("answers", {"question": ["the film"], "context": ["is dull"]}, [{"text": "dull", "answer_start": 0}],
          ["row 0", "'dull'", "character 0"]),
+        ("masks", ["a [MASK]"], None, ["the token of each text's one [MASK]", "bert-keras pretrain"]),
         ("masks", ["no mask"], ["good"], ["row 0", "0 [MASK]"]),
     ],
 )  # fmt: skip

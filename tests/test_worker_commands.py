@@ -166,6 +166,7 @@ def test_no_worker_ends_while_another_one_waits_for_it(action, needed):
     assert fast["end"] > slow["gathered"][needed - 1]
 
 
+@pytest.mark.slow
 def test_a_grid_without_a_worker_ends_and_resumes_at_its_finished_cells(folder):
     output = folder / "grid"
     flags = ["--task", "sst2", "--data", folder / "glue" / "SST-2", "--epochs", "4"]

@@ -49,7 +49,7 @@ def write_relations(path, *, seed):
 
 @pytest.mark.long
 @pytest.mark.usefixtures("forked_answers")
-def test_the_documented_task_trains_predicts_and_is_exported(reader):
+def test_the_documented_task_trains_predicts_and_is_exported(reader, capfd):
     write_relations(reader / "data" / "train.jsonl", seed=1)
     write_relations(reader / "data" / "dev.jsonl", seed=2)
     assert "Hparams(epochs=3)" in USE
@@ -61,11 +61,15 @@ def test_the_documented_task_trains_predicts_and_is_exported(reader):
     text = "[E1] anna [/E1] lives in [E2] oslo [/E2]"
     features = names["task"].features(names["model"].preprocess, {"text": tf.constant([text])})
     tokens = names["model"].preprocess.tokenizer.vocabulary
-    found = features["input_word_ids"].numpy()[0][features["masked_lm_positions"].numpy()[0]]
+    found = features["input_word_ids"].numpy()[0][features["entity_starts"].numpy()[0]]
     assert [tokens[i] for i in found] == ["[E1]", "[E2]"]
     served = tf.saved_model.load(str(names["served"])).signatures["serving_default"]
     answer = served(text=tf.constant([text]))["relation"].numpy()
     assert answer.astype(str).tolist() == names["answers"].tolist()
+    card = (names["served"] / "assets.extra" / "model_card.md").read_text()
+    assert '`serving_default` returns:\n\n"relation": string [?]\n' in card
+    code, out, err = runs.run_command(capfd, "info", "run")
+    assert code == 0 and f"{len(runs.VOCABULARY) + 4} tokens" in out, err
 
 
 def test_the_documented_objective_is_planned_with_its_settings(reader):
@@ -84,9 +88,10 @@ def test_the_documented_row_stands_in_a_study(reader, capfd):
     runs.write_data(reader / "sst2", "sst2", count=16)
     command = ["ablate", "tasks", "--rows", "BERT", "lengths:ROW", "--restarts", "2", "--dry-run"]
     command += ["--text", "documents/text.txt", "--vocab", "checkpoint/vocab.txt", "--output", "out"]
-    code, out, err = runs.run_command(capfd, *command, "--tasks", "sst2", "--data", "sst2=sst2")
+    code, out, err = runs.run_command(capfd, *command, "--data", "sst2=sst2")
     assert code == 0, err
-    assert "lengths:ROW" in out and "BERT" in out and not (reader / "out").exists()
+    trainings = [f"{row}: {part}" for row in ("BERT", "lengths:ROW") for part in ("pre-training", "sst2")]
+    assert all(one in out for one in trainings) and "mrpc" not in out and not (reader / "out").exists()
 
 
 @pytest.mark.long
@@ -110,7 +115,7 @@ def test_the_documented_variant_is_three_changes_and_passes_its_test(tmp_path):
         text = (tmp_path / file).read_text()
         assert text.count(before.rstrip("\n")) == 1, before
         (tmp_path / file).write_text(text.replace(before.rstrip("\n"), after.rstrip("\n")))
-    script = f"{TEST}\ntest_a_scaled_residual_comes_back({str(tmp_path / 'out')!r})\n"
+    script = f"{TEST}\ntest_a_scaled_residual_is_computed_and_comes_back({str(tmp_path / 'out')!r})\n"
     how = {"cwd": tmp_path, "env": runs.bare_environment() | {"PYTHONPATH": str(tmp_path)}}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, **how)
     assert done.returncode == 0, done.stderr[-2000:]

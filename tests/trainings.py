@@ -39,6 +39,8 @@ def write_reviews(folder, *, train=96, dev=40, reversed_dev=False):
 class Counting(TextClassification):
     """SST-2 that counts how often Python runs through its loss and its decoding: once for each trace."""
 
+    kind = TextClassification.kind  # a run of it is one of SST-2
+
     def __init__(self, *given, **named):
         super().__init__(*given, **named)
         self.losses, self.decodings, self.widths = 0, 0, set()

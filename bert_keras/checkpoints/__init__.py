@@ -24,6 +24,7 @@ from bert_keras.checkpoints.letter_case import lower_cases
 from bert_keras.checkpoints.parity import check_reference, differences
 from bert_keras.checkpoints.tensorflow import GOOGLE, MODEL_GARDEN
 from bert_keras.checkpoints.weights import (
+    MAY_LACK,
     Report,
     assign,
     collect,
@@ -72,7 +73,6 @@ __all__ = [
 Path = str | os.PathLike[str]
 FORMATS = {form.name: form for form in (HUGGING_FACE, GOOGLE, KERAS_HUB, MODEL_GARDEN)}
 _PADDED = 1_024  # rows of the embedding table without a token, which pad it to a multiple
-_MAY_LACK = ("pooler", "bilstm")  # parts that `assign` may leave randomly initialized
 
 
 def read(path: Path) -> Checkpoint:
@@ -103,7 +103,7 @@ def read(path: Path) -> Checkpoint:
         **source.described,
     )
     # Checked before an encoder of the config's sizes is made, so that the encoder is never larger than the file.
-    must_be_there = (name for name in variable_shapes(config) if name.split("/")[0] not in _MAY_LACK)
+    must_be_there = (name for name in variable_shapes(config) if name.split("/")[0] not in MAY_LACK)
     lacking = [name for name in must_be_there if name not in tensors]
     refuse_lacking(lacking, checkpoint, layers=config.num_layers, named=f"{source.file}: ")
     # A class whose heads were not read does not describe these tensors.

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import pathlib
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +24,7 @@ from bert_keras.config import MAX_LAYERS, BertConfig
 from bert_keras.errors import BertKerasError, first_names
 from bert_keras.features import POOLED_OUTPUT
 
+MAY_LACK = ("pooler", "bilstm")  # parts of an encoder that `assign` may leave randomly initialized
 _TRAINED = "give a checkpoint that was trained with it."
 # Each head in an error about a checkpoint without it, and the checkpoints that have it.
 _HEAD_WORDS = {
@@ -100,7 +102,7 @@ def assign(
             )
     for name in matched:
         variables[name].assign(checkpoint.tensors[name].astype(numpy_dtype(variables[name].dtype)))
-    heads_at_random = [head for head in fresh if head in HEADS and head not in heads]
+    heads_at_random = [head for head in fresh if head not in (*MAY_LACK, *heads)]
     return Report(
         matched=tuple(matched),
         numbers=sum(math.prod(checkpoint.tensors[name].shape) for name in matched),
@@ -117,6 +119,11 @@ def refuse_lacking(lacking: Sequence[str], checkpoint: Checkpoint, *, layers: in
     parts = sorted({name.split("/")[0] for name in lacking})
     if not checkpoint.unknown and {*parts} <= {*HEADS} - checkpoint.parts:
         first = "masked_lm" if "masked_lm" in parts else parts[0]
+        generator = pathlib.Path(checkpoint.path) / "generator"  # of an ELECTRA that was pre-trained here
+        if first == "masked_lm" and checkpoint.path and generator.is_dir():
+            raise BertKerasError(
+                f"{named}the checkpoint has no masked LM head; its generator has one: give {generator}."
+            )
         raise BertKerasError(f"{named}the checkpoint has no {_HEAD_WORDS[first]}")
     hint = "; fresh=('pooler',) initializes it randomly" if parts == ["pooler"] else ""
     there = {part for part in checkpoint.parts if part.startswith("block_")}

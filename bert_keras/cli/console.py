@@ -201,6 +201,18 @@ def say(line: str) -> None:
         print(line, file=sys.stderr)
 
 
+def say_first(line: str) -> Callable[[str], None]:
+    """`say`, with a line before the first: what follows the checks of a training, and may not come before their errors."""
+    waiting = [line]
+
+    def said(message: str) -> None:
+        while waiting:
+            say(waiting.pop())
+        say(message)
+
+    return said
+
+
 def note(line: str) -> None:
     """Prints a message about the process itself on standard error; nothing with --quiet."""
     if not _quiet:

@@ -5,6 +5,7 @@ COMMANDS names the module of each command, beside the code that it runs. No comm
 
 import argparse
 import contextlib
+import difflib
 import importlib
 import os
 import sys
@@ -88,7 +89,12 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     words = argv[1:]
     with one_line_errors(debug="--debug" in words):
         made = parser(words[:1] if words and words[0] in COMMANDS else tuple(COMMANDS), words)
-    return made.parse_args(words)
+    args, unknown = made.parse_known_args(words)
+    if unknown:
+        close = difflib.get_close_matches(unknown[0].partition("=")[0], args.flags, 1)
+        mean = f"; did you mean {close[0]}?" if close else ""
+        args.refuse(f"unrecognized arguments: {' '.join(unknown)}{mean}")
+    return args
 
 
 def _run(args: argparse.Namespace) -> None:
@@ -127,6 +133,7 @@ def parser(names: Sequence[str], words: Sequence[str] = ()) -> argparse.Argument
         command.add_flags(own)
         command.add_own(own, words)
         own.set_defaults(run_command=command.run, trains=command.trains)
+        own.set_defaults(refuse=own.error, flags=[*own._option_string_actions])
     return made
 
 

@@ -53,6 +53,7 @@ class Objective:
     perplexity: True measures exp(loss)
     fills_masks: True where the head predicts the token at [MASK]
     pair_labels: True where the labels come from a sampler of pairs
+    made_labels: True where the model makes the labels, 0 or 1, while it trains: measures the share of label 1 as "label_rate"
 
     Labels int32 and weights float32 have the leading shape of the logits; negative labels do not count. A subclass is a frozen
     dataclass. It must have `name`, `reads`, `label`, `head` and `logits`. `bert-keras pretrain` sets its fields by name, from
@@ -64,6 +65,7 @@ class Objective:
     perplexity: ClassVar[bool] = False
     fills_masks: ClassVar[bool] = False
     pair_labels: ClassVar[bool] = False
+    made_labels: ClassVar[bool] = False
 
     @classmethod
     def check_members(cls) -> None:
@@ -81,7 +83,11 @@ class Objective:
     def label(self, features: Features, *, seed: Any, worker_rows: WorkerRows = ALL_ROWS) -> Labelled:
         """Features and labels in graph, a function of features and seed, int [2].
 
-        worker_rows: the rows that the features are of a batch; the labels are those of the same rows in the whole batch
+        The objectives of a recipe label in its order, and each one gets the features that the last one returned: an objective
+        that changes tokens stands before the masked LM, whose positions it would move.
+
+        worker_rows: the rows that the features are of a batch; the labels are those of the same rows in the whole batch, so draw
+            for `worker_rows.count` times as many rows and take the part `worker_rows.index`
         """
         raise NotImplementedError
 
@@ -241,6 +247,7 @@ class ReplacedTokens(Objective):
 
     name: ClassVar[str] = "replaced_token"
     reads: ClassVar[str] = SEQUENCE_OUTPUT
+    made_labels: ClassVar[bool] = True
 
     replaced_weight: float = 50.0
     generator_share: float = 0.25
@@ -302,6 +309,8 @@ def label(
 
     seed: int32 or int64 [2]; each objective has a seed of its own. Equal features and seeds give equal results.
     worker_rows: the rows that the features are of a batch; their labels are those that they have in the whole batch
+
+    Raises BertKerasError for an objective that changes the tokens after they were masked.
     """
     import tensorflow as tf
 
@@ -310,5 +319,11 @@ def label(
     check_parts(objectives, worker_rows)
     for i, one in enumerate(objectives):
         own = tf.random.experimental.stateless_fold_in(tf.cast(seed, tf.int64), i)
+        before = features
         features, labels[one.name], weights[one.name] = one.label(features, seed=own, **more)
+        if MASKED_LM_POSITIONS in before and features[INPUT_WORD_IDS] is not before[INPUT_WORD_IDS]:
+            raise BertKerasError(
+                f"{one.name} changes {INPUT_WORD_IDS} after tokens were masked, and the masked positions would be wrong; list it "
+                "before the masked LM, and give records without masks."
+            )
     return features, labels, weights

@@ -57,6 +57,7 @@ def _measures(objective: Objective) -> dict[str, keras.metrics.Mean]:
     """Weighted means over all batches and replicas since the last reset."""
     kinds: dict[str, type[keras.metrics.Mean]] = {"loss": WeightedMean, "accuracy": WeightedMean}
     kinds |= {"perplexity": Perplexity} if objective.perplexity else {}
+    kinds |= {"label_rate": WeightedMean} if objective.made_labels else {}
     return {measure: kind(name=f"{objective.name}_{measure}") for measure, kind in kinds.items()}
 
 
@@ -212,8 +213,9 @@ class Pretrainer(TrainingSteps, keras.Model):
             losses = self._losses_of[name].call(y[name], y_pred[name])
             right = objective.correct(y[name], y_pred[name])
             weights = known_weights(y[name], sample_weight[name])
+            values = {"accuracy": right, "label_rate": y[name]}
             for measure, metric in self._measures_of[name].items():
-                metric.update_state(right if measure == "accuracy" else losses, weights)
+                metric.update_state(values.get(measure, losses), weights)
         return self.get_metrics_result()
 
     def loss_terms(self, y: Any, sample_weight: Any) -> Iterator[tuple[GlobalMean, Any, Any]]:

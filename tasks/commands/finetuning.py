@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bert_keras.cli.console import PATH, Command, progress, say, table
+from bert_keras.cli.console import PATH, Command, progress, say, say_first, table
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import add_flags, given_settings
 from bert_keras.io.files import write_json
@@ -121,7 +121,7 @@ def _run_finetune(args: argparse.Namespace) -> None:
         checkpoint = dataclasses.replace(checkpoint, tensors={})
     if args.data and (about := task.about_data()):
         say(about)
-    say(f"to see the curves: tensorboard --logdir {args.output}/{LOGS}")
+    log = say_first(f"to see the curves: tensorboard --logdir {args.output}/{LOGS}")
     results = finetune(
         task,
         checkpoint=checkpoint,
@@ -132,7 +132,7 @@ def _run_finetune(args: argparse.Namespace) -> None:
         feature_cache=args.feature_cache,
         save_every=args.save_every,
         dev_split=args.dev_split,
-        log=say,
+        log=log,
     )
     rows = [(name.removeprefix("val_"), value) for name, value in results["measures"].items()]
     table(

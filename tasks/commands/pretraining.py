@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from bert_keras.cli.console import PATH, SEVERAL, Command, say, table
+from bert_keras.cli.console import PATH, SEVERAL, Command, say_first, table
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import add_flags, given_settings
 from bert_keras.io.paths import to_path
@@ -85,7 +85,7 @@ def _run_pretrain(args: argparse.Namespace) -> None:
     start_strategy(args.strategy)
     from bert_keras import checkpoints
     from bert_keras.tasks.pretraining.corpus import open_corpora
-    from bert_keras.tasks.pretraining.monitor import CURVES, against_baselines
+    from bert_keras.tasks.pretraining.monitor import CURVES, HELD_OUT, against_baselines
     from bert_keras.tasks.pretraining.pretrain import Pretraining, pretrain
     from bert_keras.tasks.training.loop import LOGS
 
@@ -107,11 +107,15 @@ def _run_pretrain(args: argparse.Namespace) -> None:
     if args.show is not None:
         _show(given, args.show)
         return
-    say(f"curves of this training: {args.output}/{CURVES}, or tensorboard --logdir {args.output}/{LOGS}")
-    results = pretrain(given, args.output, save_every=args.save_every, log=say)
+    log = say_first(
+        f"curves of this training: {args.output}/{CURVES}, or tensorboard --logdir {args.output}/{LOGS}"
+    )
+    results = pretrain(given, args.output, save_every=args.save_every, log=log)
     baselines = results["majority_baselines"]
     rows = [
-        (name, "-" if value is None else value, baselines.get(name.removeprefix("held_out_"), ""))
+        (name, "-" if value is None else value, baselines.get(name.removeprefix(HELD_OUT), ""))
+        if name.startswith(HELD_OUT)
+        else (name, "-" if value is None else value, "")
         for name, value in results["measures"].items()
         if name.endswith(("loss", "accuracy", "perplexity"))
     ]

@@ -98,14 +98,14 @@ def _add_runs(parser: argparse.ArgumentParser) -> None:
     add(
         "--data",
         **pairs,
-        help="files of each task; missing tasks are downloaded (approaches: needed unless --tasks is given)",
+        help="files of each task; other --tasks are downloaded (approaches: needed unless --tasks is given)",
     )
     add("--dev-data", **pairs, help="file of each dev split, if --data is one file")
     _add_output(parser)
     add(
         "--tasks",
         **SEVERAL,
-        help="tasks to train on (default: from --scale; layers: conll2003; approaches: those of --data)",
+        help="tasks to train on (default: those of --data; without --data from --scale, for layers conll2003)",
     )
     add_flags(parser, AblationOptions, only=("restarts",))
     add_strategy(parser)

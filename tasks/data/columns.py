@@ -83,7 +83,8 @@ def list_values(values: Any) -> list[Any]:
             'df["label"], or an array: df[names].to_numpy().'
         )
     if isinstance(values, str | bytes) or not hasattr(values, "__iter__"):
-        raise BertKerasError(f"expected a list; got {type(values).__name__}.")
+        one = ", for example [text]" if isinstance(values, str | bytes) else ""
+        raise BertKerasError(f"expected a list; got {type(values).__name__}: give a list{one}.")
     if hasattr(values, "numpy"):
         values = values.numpy()
     return values.tolist() if isinstance(values, np.ndarray) else [*values]

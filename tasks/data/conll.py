@@ -12,11 +12,18 @@ from typing import NamedTuple
 
 from seqeval.metrics.sequence_labeling import get_entities
 
-from bert_keras.errors import BertKerasError
-from bert_keras.io.json_files import shortened
+from bert_keras.errors import BertKerasError, first_names
+from bert_keras.io.json_files import is_integer, parse_json, shortened
 from bert_keras.io.paths import to_path
 from bert_keras.tasks.data.conll_columns import NAMES_LINE, OUTSIDE, PREFIXES, TAG, find_columns
-from bert_keras.tasks.data.sources import Source, load_tfds, numbered_lines, refuse_forms, split_file
+from bert_keras.tasks.data.sources import (
+    Source,
+    load_tfds,
+    nonblank_lines,
+    numbered_lines,
+    refuse_forms,
+    split_file,
+)
 
 
 class Scheme(NamedTuple):
@@ -51,6 +58,10 @@ FILES = {
     "test": ("eng.testb", "eng.testb.gz", "test.txt", "test.txt.gz", "test.jsonl", "test.json"),
 }
 TFDS_SPLITS = {"train": "train", "validation": "dev", "test": "test"}
+ROWS = (
+    ".jsonl"  # a row of words and tags for each sentence, as the datasets of the Hugging Face Hub have them
+)
+WORDS_OF_ROW, TAGS_OF_ROW = ("tokens", "words"), ("ner_tags", "tags", "labels")
 _BLANK = re.compile("[ \t\r\n]")
 
 
@@ -125,12 +136,14 @@ def read_corpus(
     Raises BertKerasError for a line without a tag, or with more or fewer columns than the first line, and for columns that are
     not there or that a guess cannot be sure of.
     """
+    if holds_rows(to_path(path)):
+        return Corpus([[sentence] for sentence in _read_rows(to_path(path))], False)
     refuse_forms(
         to_path(path),
         (".csv", ".parquet"),
-        "tags are read from text of one word and its tag a line (.txt), with a blank line after each sentence, and entities from "
-        ".jsonl with text and entities; write one of these, or give lists of words and of tags to fit of bert_keras.tagger in "
-        "Python",
+        "tags are read from text of one word and its tag a line (.txt), with a blank line after each sentence, or from .jsonl "
+        "with tokens and ner_tags, or text and entities; write one of these, or give lists of words and of tags to fit of "
+        "bert_keras.tagger in Python",
     )
     documents, names, marked = _read_lines(to_path(path), least=least, most=most)
     groups = [lines.rows for document in documents for lines in document]
@@ -152,6 +165,42 @@ def read_corpus(
     if not (made := [*filter(None, made)]):
         raise BertKerasError(f"{path} has no words; give a word and its tag on each line.")
     return Corpus(made, marked)
+
+
+def holds_rows(path: Path) -> bool:
+    """True for JSON lines whose first row has words."""
+    if not path.name.lower().removesuffix(".gz").endswith(ROWS):
+        return False
+    first = next((line for _, line in nonblank_lines(path)), "")
+    return any(f'"{name}"' in first for name in WORDS_OF_ROW)
+
+
+def _read_rows(path: Path) -> Iterator[Sentence]:
+    """The sentences of JSON lines. Raises BertKerasError, with the line, for a row that is not words and their tags."""
+    wanted = f'give {{"{WORDS_OF_ROW[0]}": ["Anna", "sang"], "{TAGS_OF_ROW[0]}": ["B-PER", "O"]}}'
+    for number, line in nonblank_lines(path):
+        where = f"{path}, line {number}"
+        row = parse_json(line, source=where)
+        named = row if isinstance(row, dict) else {}
+        words, tags = (
+            next((named[name] for name in names if name in named), None)
+            for names in (WORDS_OF_ROW, TAGS_OF_ROW)
+        )
+        if not isinstance(words, list) or not isinstance(tags, list) or not words:
+            raise BertKerasError(
+                f"{where}: the row has {first_names(map(shortened, named)) or 'no names'}; {wanted}."
+            )
+        if len(words) != len(tags):
+            raise BertKerasError(
+                f"{where}: {len(words)} words and {len(tags)} tags; give one tag for each word."
+            )
+        if any(map(is_integer, tags)):
+            raise BertKerasError(
+                f"{where}: the tags are numbers; write their names, which `features` of the data set has, such as B-PER."
+            )
+        if wrong := [word for word in words if not isinstance(word, str) or not is_word(word)]:
+            raise BertKerasError(f"{where}: {shortened(wrong[0])} is no word; give text without spaces.")
+        yield Sentence(words, [str(tag) for tag in tags], f"{path}, line", number)
 
 
 def _read_lines(path: Path, *, least: int, most: int | None) -> tuple[list[list[_Lines]], list[str], bool]:

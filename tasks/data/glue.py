@@ -238,7 +238,7 @@ def _read_columns(data: TextDataSet, split: str, source: Source, withheld: Any) 
         "header": file.header,
         "skip_short_lines": data.skip_short_lines,
         "quoting": data.quoting,
-        "advice": COLUMN_ADVICE,
+        "advice": COLUMN_ADVICE if data.name == CUSTOM else "rename those of the file",
     }
     texts, labels, idx, unlabelled, empty = [], [], [], list[str](), list[str]()
     for where, at, values in read_table(path, [*file.text, *label], **options):

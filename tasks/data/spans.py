@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from bert_keras.errors import BertKerasError, first_names
 from bert_keras.io.json_files import is_integer, parse_json, shortened
-from bert_keras.tasks.data.conll import OUTSIDE
+from bert_keras.tasks.data.conll import OUTSIDE, holds_rows
 from bert_keras.tasks.data.sources import check_text, nonblank_lines, read_text
 
 # The names of the spans of a text, and of the start, the end and the label of a span.
@@ -44,8 +44,8 @@ class SpannedText(NamedTuple):
 
 
 def holds_spans(path: Path) -> bool:
-    """True for a file that `read_spans` reads, by its name."""
-    return path.name.lower().removesuffix(".gz").endswith(ENDINGS)
+    """True for a file that `read_spans` reads, by its name, and by its first row where rows of words have the same name."""
+    return path.name.lower().removesuffix(".gz").endswith(ENDINGS) and not holds_rows(path)
 
 
 def read_spans(path: Path) -> list[SpannedText]:

@@ -39,8 +39,7 @@ ENDINGS = (".tsv", ".csv", ".jsonl", ".parquet")
 PACKED = ".gz"
 SAMPLE = 1_000  # lines that are compared with the header
 MAX_RATIO = 100  # of a Parquet file's content to its size, over MAX_UNPACKED_BYTES
-_SEPARATED = {".tsv": "tab-separated ", ".csv": "comma-separated "}
-_SEPARATOR = {".tsv": "tabs", ".csv": "commas"}
+_SEPARATORS = {"\t": "tab", ",": "comma", ";": "semicolon"}
 
 
 class TableRow(NamedTuple):
@@ -88,7 +87,9 @@ def column_names(path: Path, *, quoting: str | None = None) -> list[str]:
             return list(file.schema_arrow.names)
     first = next(_records(path, ending, quoted=_is_quoted(path, ending, quoting)), None)
     if first is None:
-        wanted = "one object per line" if ending == ".jsonl" else f"{_SEPARATED[ending]}lines under a header"
+        wanted = (
+            "one object per line" if ending == ".jsonl" else f"{_separated(path, ending)}lines under a header"
+        )
         raise BertKerasError(f"{path} is empty; give {wanted}.")
     return list(first[1])
 
@@ -126,10 +127,13 @@ def read_table(
         names = list(header)
     for column in (*columns, *optional):
         if names.count(column) != 1 and (column in columns or column in names):
-            many, there = "more than one" if column in names else "no", first_names(map(shortened, names), 30)
+            lacking = [name for name in columns if name not in names]
+            many = "more than one column" if column in names else f"no column{'s' * (len(lacking) > 1)}"
+            wrong = [column] if column in names else lacking
+            there = first_names(map(shortened, names), 30)
             hints = [*([] if headerless else _doubts(path, ending, names, quoted)), *filter(None, [advice])]
             raise BertKerasError(
-                f"{path} has {many} column {column!r}; the {_SEPARATED.get(ending, '')}columns are {there}"
+                f"{path} has {many} {', '.join(map(repr, wrong))}; the {_separated(path, ending)}columns are {there}"
                 f"{''.join(f'; {hint}' for hint in hints)}."
             )
     if ending == ".jsonl":
@@ -143,12 +147,24 @@ def read_table(
     return _fitting_rows(path, records, names, chosen, skip_short_lines=skip_short_lines)
 
 
+def _delimiter(path: Path, ending: str) -> str:
+    """The mark between columns, "" without one. A .csv may have semicolons, as spreadsheets write it in much of Europe."""
+    if ending != ".csv":
+        return "\t" if ending == ".tsv" else ""
+    first = next((line for _, line in ended_lines(path)), "")
+    return ";" if ";" in first and "," not in first else ","
+
+
+def _separated(path: Path, ending: str) -> str:
+    return f"{_SEPARATORS[mark]}-separated " if (mark := _delimiter(path, ending)) else ""
+
+
 def _doubts(path: Path, ending: str, names: Sequence[str], quoted: bool) -> Iterator[str]:
     """Yields reasons to doubt the names in the first line of a file of text: another separator, or data in place of names."""
-    if ending not in _SEPARATED:
+    if not (mark := _delimiter(path, ending)):
         return
-    if len(names) == 1 and any(mark in names[0] for mark in ",;\t"):
-        yield f"separate columns by {_SEPARATOR[ending]}"
+    if len(names) == 1 and any(other in names[0] for other in ",;\t"):
+        yield f"separate columns by {_SEPARATORS[mark]}s"
     elif _is_data(names, _records(path, ending, quoted=quoted)):
         yield "is the first line a header? It looks like data: write the names of the columns above it"
 
@@ -203,7 +219,7 @@ def _records(path: Path, ending: str, *, quoted: bool, one_line: bool = False) -
     quoted: True for CSV's quotes; one_line: see `read_table`
     """
     if quoted:
-        return _csv_records(path, delimiter="," if ending == ".csv" else "\t", one_line=one_line)
+        return _csv_records(path, delimiter=_delimiter(path, ending), one_line=one_line)
     if ending == ".jsonl":
         return _json_records(path)
     return ((number, line.split("\t")) for number, line in nonblank_lines(path, spaces=False))
@@ -264,7 +280,7 @@ def _fitting_rows(
         else:
             raise BertKerasError(
                 f"{path}, line {number}: {len(values)} column(s), expected {len(names)}, separated by "
-                f"{_SEPARATOR[get_ending(path) or '']}: {', '.join(names)}."
+                f"{_SEPARATORS[_delimiter(path, get_ending(path) or '')]}s: {', '.join(names)}."
             )
     if short:
         warnings.warn(

@@ -17,7 +17,7 @@ from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.io.folders import Folder
 from bert_keras.io.json_files import ANYTHING, NUMBER, checked_fields, integer, list_of, or_null
 from bert_keras.io.paths import to_path
-from bert_keras.tasks.batches import cardinality, dataset, hold_out, take_examples
+from bert_keras.tasks.batches import cardinality, check_examples, dataset, hold_out, take_examples
 from bert_keras.tasks.hparams import MAX_SEED, Hparams
 from bert_keras.tasks.task import Task, check_stride
 from bert_keras.tasks.training.loop import RUN
@@ -65,7 +65,7 @@ def read_examples(task: Task, preprocess: Preprocessor, hparams: Hparams, dev_sp
     dev = measured
     for split, some in (("train", train), (dev_split, dev)):
         check_labelled(task, preprocess, some, split)
-        task.check(preprocess, some)
+        check_examples(task, preprocess, some)
     return Examples(train, dev, *counts, fingerprint)
 
 

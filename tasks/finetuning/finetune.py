@@ -52,6 +52,7 @@ from bert_keras.tasks.training.plan import Plan, Stage, fingerprint_of_checkpoin
 from bert_keras.tasks.training.task_model import (
     check_saves,
     check_sizes,
+    checked_model,
     network_of,
     optimizer_of,
     start_at_scores,
@@ -84,8 +85,9 @@ def _text_model(
     model = TextModel(task, preprocess, network)
     report = None
     if source.tensors:
-        report, lines = assign(choose_head(task, source, keep_head=keep_head), encoder, model)
-        log("\n".join([str(report), *lines]))
+        head = choose_head(task, source, keep_head=keep_head)
+        report, _ = assign(head, encoder, model)
+        log("\n".join([str(report), *([head.line] if head.line else [])]))
     else:
         log("weights: random")
     encoder.trainable = hparams.freeze != "encoder"
@@ -108,7 +110,7 @@ def _model_on_vectors(
     assert hparams.features is not None
     dtype = training_policy(hparams.precision)
     stand_in: Any = FeatureEncoder(source.config, dtype=dtype, **hparams.features)
-    network = task.model(stand_in)
+    network = checked_model(task, stand_in)
     if not source.tensors:
         log("weights: random")
     if (bilstm := bilstm_of(network)) is not None:

@@ -36,7 +36,7 @@ from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import OUTPUTS, VECTORS
 from bert_keras.model.kernels import packed_weights
 from bert_keras.tasks.options import FeatureOptions, WindowOptions
-from bert_keras.tasks.task import Features, Raw, check_stride, model_inputs
+from bert_keras.tasks.task import Features, Raw, check_stride
 from bert_keras.tasks.training.plan import digest_of_tensors
 from bert_keras.tasks.training.task_model import NEW_PARTS, check_sizes
 from bert_keras.text.preprocessing import Preprocessor
@@ -109,7 +109,7 @@ class TextUnits(Units):
         splits = listed["starts"].row_splits.numpy()
         found = {name: value.numpy() for name, value in features.items()}
         return Batch(
-            inputs={name: found[name] for name in model_inputs(features)},
+            inputs={name: found[name] for name in ENCODER_INPUTS},
             units=self.units(found, splits),
             splits=splits,
             listed={name: value.values.numpy() for name, value in listed.items()},

@@ -16,6 +16,7 @@ from bert_keras.optimization.objectives import Objective
 from bert_keras.tasks.devices.strategies import drawing_from
 from bert_keras.tasks.devices.workers import Workers
 from bert_keras.tasks.hparams import PretrainHparams
+from bert_keras.tasks.metrics import WHISKER
 from bert_keras.tasks.pretraining.instance_sources import HELD_OUT_SEED, InstanceSource
 from bert_keras.tasks.pretraining.model import schedule
 from bert_keras.tasks.runs.run_folder import FILES, digests
@@ -68,9 +69,9 @@ class PretrainingMonitor(Monitor):
         self.history: list[dict[str, Any]] = []
         self.step = 0
         self._phase = 0
+        self._drawn = time.monotonic()
         self._since = time.monotonic()
         self._before = 0.0  # seconds since the last log, in the run that is resumed
-        self._drawn = time.monotonic()
         self._baselines: dict[int, dict[str, float]] = {}  # by phase
 
     def begin(self, stage: int, step: int) -> None:
@@ -166,7 +167,7 @@ class PretrainingMonitor(Monitor):
             self._baselines[phase] = majority_baselines(
                 batches, self._inputs.objectives[phase], unigrams=self._inputs.source.unigrams[phase]
             )
-        return self._baselines[phase]
+        return self._baselines[phase] | made_baselines(self.history)
 
     def results(self) -> Mapping[str, Any]:
         inputs = self._inputs
@@ -209,25 +210,36 @@ def majority_baselines(
     return found
 
 
+def made_baselines(history: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
+    """The accuracy of one answer to all held-out labels that the model made, by their rate when they were measured last."""
+    start, end = HELD_OUT, "_label_rate"
+    last = {name: rate for row in history for name, rate in row.items() if rate is not None}
+    rates = {name: rate for name, rate in last.items() if name.startswith(start) and name.endswith(end)}
+    return {
+        f"{name.removeprefix(start).removesuffix(end)}_accuracy": max(rate, 1 - rate)
+        for name, rate in rates.items()
+    }
+
+
 def against_baselines(measures: Mapping[str, float | None], baselines: Mapping[str, float]) -> list[str]:
     """A line for each objective with a baseline: whether it learned more from held-out text than an answer that reads none."""
     if not baselines:
         return ["nothing was held out, so nothing says whether it beats unigrams: give --held-out 0.02"]
     lines = []
     for name in dict.fromkeys(one.rpartition("_")[0] for one in baselines):
-        kind = "perplexity" if f"{name}_perplexity" in baselines else "accuracy"
-        value, trivial = measures.get(f"{HELD_OUT}{name}_{kind}"), baselines[f"{name}_{kind}"]
-        if value is None:
+        shown, better = [], []
+        for kind, form in (("perplexity", ".1f"), ("accuracy", ".1%")):
+            value, trivial = measures.get(f"{HELD_OUT}{name}_{kind}"), baselines.get(f"{name}_{kind}")
+            if value is None or trivial is None:
+                continue
+            # An accuracy within WHISKER is a tie.
+            better.append(value < trivial if kind == "perplexity" else value > trivial + WHISKER)
+            shown.append(f"{kind} {value:{form}} against {trivial:{form}}")
+        if not shown:
             continue
-        better = value < trivial if kind == "perplexity" else value > trivial
-        by = "unigrams" if kind == "perplexity" else "the most frequent label"
-        shown = (
-            f"{value:.1f} against {trivial:.1f}"
-            if kind == "perplexity"
-            else f"{value:.1%} against {trivial:.1%}"
-        )
-        verb = "beats" if better else "does not beat"
-        lines.append(f"on held-out text, {name} {verb} {by}: {kind} {shown}")
+        by = "unigrams" if f"{name}_perplexity" in baselines else "the most frequent label"
+        verb = "beats" if all(better) else f"does not beat{' in both' * any(better)}"
+        lines.append(f"on held-out text, {name} {verb} {by}: {', '.join(shown)}")
     return lines[::-1]  # the masked LM is the last
 
 

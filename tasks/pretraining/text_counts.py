@@ -42,7 +42,8 @@ class TextCounts(NamedTuple):
         if self.cut > CUT_SHARE * self.tokens:
             yield (
                 f"{self.cut / self.tokens:.1%} of {given} tokens ({self.cut:,}) are in no instance: their lines are longer than "
-                "an instance; give lines=paragraph, which splits lines into sentences, or a greater seq_length"
+                "an instance, or were cut to fit into one; a greater seq_length keeps more of them, and so does lines=paragraph "
+                "where a line has several sentences"
             )
         if self.unknown > UNKNOWN_SHARE * self.tokens:
             share = f"{self.unknown / self.tokens:.1%}"

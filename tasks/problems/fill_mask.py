@@ -71,11 +71,16 @@ class FillMask(Task):
     kinds = field_types(FillMaskOptions)
     name = kind
     outputs = (SEQUENCE_OUTPUT,)
+    model_features = (MASKED_LM_POSITIONS,)
     measure, measures = "accuracy", ("accuracy", f"top_{NEAR}", "mean_reciprocal_rank")
     lists = {"mask": START}
     pretrained_head = True
     head = "masked_lm"
     architectures = ("ForMaskedLM", "ForPreTraining")
+    labels_needed = (
+        "texts were given without labels; give y, the token of each text's one [MASK]. `bert-keras pretrain` and "
+        "bert_keras.Pretrainer mask texts at random and need no labels."
+    )
     example_texts = {TEXT: "The capital of France is [MASK]."}
 
     def __init__(self, source: Source | None = None, *, top_k: int = FillMaskOptions.top_k) -> None:

@@ -69,8 +69,16 @@ COLUMNS = (
     ChoiceColumns("startphrase", "choices", "answer"),  # SWAG's JSON lines
     ChoiceColumns(CONTEXT, ENDINGS, LABEL),
 )
+_ENDINGS, _LABELS = [one.endings for one in COLUMNS], [one.label for one in COLUMNS]
 # A .tsv: category, prompt, endings and label, without a header.
 CODAH = ChoiceColumns("prompt", "ending", LABEL)
+
+
+def _found(columns: ChoiceColumns, there: Sequence[str]) -> ChoiceColumns:
+    """The columns with the names of endings and label that a table has: people mix the names of the data sets."""
+    endings = (name for name in (columns.endings, *_ENDINGS) if {name, f"{name}0"} & {*there})
+    labels = (name for name in (columns.label, *_LABELS) if name in there)
+    return columns._replace(endings=next(endings, columns.endings), label=next(labels, columns.label))
 
 
 class MultipleChoice(Task):
@@ -126,7 +134,7 @@ class MultipleChoice(Task):
                 f"startphrase, choices and answer, or {CONTEXT}, {ENDINGS} and {LABEL}."
             )
         headerless = columns is None
-        columns = columns or CODAH
+        columns = CODAH if columns is None else _found(columns, there)
         numbered = [f"{columns.endings}{i}" for i in range(count)]
         header = ["category", columns.context, *numbered, columns.label] if headerless else None
         one_list = columns.endings in there
@@ -135,7 +143,7 @@ class MultipleChoice(Task):
         if not one_list and found != count:
             raise BertKerasError(
                 f"{path} has {max(found, 0)} endings ({columns.endings}0, {columns.endings}1, ...), expected {count} "
-                "(--num-choices) in every example."
+                f"(--num-choices) in every example; its columns are {first_names(there)}."
             )
         first = [columns.context, *filter(None, [columns.start])]
         read = [*first, *([columns.endings] if one_list else numbered)]

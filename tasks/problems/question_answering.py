@@ -270,7 +270,7 @@ class QuestionAnswering(Task):
             return why
         unanswerable = float(np.mean(~_find_answerable(raw))) if self.version.unanswerable else 0.0
         f1 = float(self._scores(predictions["answer"], raw)["f1"].mean())
-        return metrics.no_better(f1, unanswerable, measure="f1 / 100", by="no answer at all")
+        return metrics.no_better(f1, unanswerable, measure="f1 as a fraction", by="no answer at all")
 
     def baseline(self, raw: Arrays) -> float:
         """F1 in percent of no answer, or of the most common gold answer, whichever is higher."""

@@ -28,6 +28,7 @@ from bert_keras.io.json_files import (
     MAX_JSON_BYTES,
     OBJECT,
     TEXT,
+    FieldType,
     checked_fields,
     list_of,
     object_of,
@@ -37,13 +38,13 @@ from bert_keras.io.json_files import (
     read_object,
     shortened,
 )
-from bert_keras.io.own_code import name_of
+from bert_keras.io.own_code import is_own, name_of
 from bert_keras.io.paths import did_you_mean, refuse_remote_weights, to_path
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import bilstm_of, bilstm_parameters
-from bert_keras.tasks.batches import predict
+from bert_keras.tasks.batches import check_examples, predict
 from bert_keras.tasks.hparams import BILSTM_SETTINGS, Hparams
-from bert_keras.tasks.runs.task_types import task_type, type_of_kind
+from bert_keras.tasks.runs.task_types import TASKS, task_type, type_of_kind
 from bert_keras.tasks.task import Task
 from bert_keras.tasks.training.loop import LOGS, RESULTS_FILE
 from bert_keras.tasks.training.task_model import (
@@ -293,7 +294,9 @@ def _task_in(
             f"no {TASK_FILE} in {path}{close}; give the folder that `bert-keras finetune --output` wrote."
         )
     kinds = {
-        "kind": TEXT,
+        "kind": FieldType(
+            one_of(TASKS).wanted, lambda kind: isinstance(kind, str) and (kind in TASKS or is_own(kind))
+        ),
         "task": OBJECT,
         "seq_length": field_types(Hparams)["seq_length"],
         "truncation": one_of(TRUNCATION),
@@ -408,6 +411,6 @@ def run_of(
 def evaluate(run: Run, split: str, *, batch_size: int = 32) -> dict[str, float]:
     """The task's measures on one split, from what `decode` returns."""
     examples = run.task.examples(split)
-    run.task.check(run.preprocess, examples)
+    check_examples(run.task, run.preprocess, examples)
     predictions, raw = predict(run.task, run.preprocess, run.model, examples, batch_size=batch_size)
     return dict(run.task.evaluate(predictions, raw))

@@ -4,6 +4,7 @@ TASKS has those of this package. A user's own task is a subclass of Task in a mo
 only where the user gives this name, never because a file has it.
 """
 
+import difflib
 from typing import Any
 
 from bert_keras.errors import BertKerasError
@@ -43,9 +44,11 @@ def task_type(task: str | type[Task]) -> type[Task]:
     if isinstance(task, str) and not is_own(task):
         found = next((one for one in TASKS.values() if task in one.names), None)
         if found is None:
-            listed = ", ".join(name for one in TASKS.values() for name in one.names)
+            known = [name for one in TASKS.values() for name in one.names]
+            close = difflib.get_close_matches(task, known, 1)
+            mean = f": did you mean {close[0]}" if close else ""
             raise BertKerasError(
-                f"no task named {task!r}; the tasks are {listed}, or MODULE:CLASS for one of your own."
+                f"no task named {task!r}{mean}; the tasks are {', '.join(known)}, or MODULE:CLASS for one of your own."
             )
         return found
     made = load_own(task, given="--task") if isinstance(task, str) else task
@@ -68,9 +71,10 @@ def type_of_kind(kind: str, task: str | type[Task] | None, *, where: object) -> 
     if task is None and kind in TASKS:
         return TASKS[kind]
     if task is None:
+        named = is_own(kind) and all(part.isidentifier() for part in kind.replace(":", ".").split("."))
         raise BertKerasError(
-            f"{where} is of the task {shortened(kind)}, whose code is not imported from a file: give --task MODULE:CLASS, or "
-            "task=CLASS in Python."
+            f"{where} is of the task {shortened(kind)}, whose code is not imported from a file: give --task "
+            f"{kind if named else 'MODULE:CLASS'}, or task=CLASS in Python."
         )
     found = task_type(task)
     if found.kind.rpartition(":")[2] != kind.rpartition(":")[2]:

@@ -19,6 +19,7 @@ from bert_keras.checkpoints.labels import is_unnamed, order_of, own_labels
 from bert_keras.checkpoints.sentence_transformers import read_sentence_settings
 from bert_keras.cli.console import note
 from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.io.json_files import is_integer
 from bert_keras.io.paths import for_tensorflow, to_path
 from bert_keras.model.choices import PRECISIONS
 from bert_keras.tasks.data.conll import OUTSIDE
@@ -101,7 +102,8 @@ def classifier(
         return _build(problem, source, seq_length, dtype, keep_head, feature_layers, bilstm, own=True)
     # A set has no order, and a dict's order is not that of its ids.
     several = isinstance(labels, Iterable) and not isinstance(labels, str | bytes | Set | Mapping)
-    names = tuple(labels) if several else ()
+    given: Iterable[Any] = labels if several and labels is not None else ()
+    names = tuple(str(one) if is_integer(one) else one for one in given)  # such as numbers of stars
     if multi is None and has_head(TextClassification, source):
         there = own_labels(source, TextClassification.head)
         multi = order_of(names, there) is not None and own_type(source, TextClassification.head) == "multi"

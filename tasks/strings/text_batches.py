@@ -206,9 +206,8 @@ def text_features(problem: Problem, preprocess: Preprocessor, x: Any) -> Feature
     texts = keras.tree.flatten(x)
     tensors = bool(texts) and all(map(tf.is_tensor, texts))
     raw = text_data.name_texts(x, [*problem.signature()]) if tensors else problem.given(x)
-    return model_inputs(
-        problem.features(preprocess, {name: tf.convert_to_tensor(text) for name, text in raw.items()})
-    )
+    raw = {name: tf.convert_to_tensor(text) for name, text in raw.items()}
+    return model_inputs(problem, problem.features(preprocess, raw))
 
 
 def evaluation_data(
@@ -287,8 +286,16 @@ class Weighted:
 
 
 def labels_in(examples: tf.data.Dataset) -> np.ndarray:
-    """The class ids or scores of raw examples, or of batches of them, [N]. Raises BertKerasError for an endless data set."""
+    """The class ids or scores of raw examples, or of batches of them, [N], from their column "label".
+
+    Raises BertKerasError for an endless data set, and for one without the column.
+    """
     text_data.check_finite(examples)
+    if LABEL not in examples.element_spec:
+        raise BertKerasError(
+            f"class_weight {BALANCED!r} counts the column {LABEL!r}, and the examples have "
+            f"{', '.join(examples.element_spec)}; give the weights by class."
+        )
     labels = examples.map(lambda raw: tf.reshape(raw[LABEL], [-1])).rebatch(1024)
     with data_errors():
         return np.concatenate([np.zeros(0, np.int32), *labels.as_numpy_iterator()])
@@ -309,7 +316,8 @@ def make_class_weights(
     names = problem.classes
     if not names:
         raise BertKerasError(
-            f"class_weight applies to texts with one class each, and {problem.name} has none; weight its examples."
+            f"class_weight applies to texts with one class each, which the attribute `classes` of a task names in the order of "
+            f"their ids, and {problem.name} has none; weight its examples."
         )
     if isinstance(given, str | bytes):
         if given != BALANCED or labels is None:

@@ -95,7 +95,7 @@ def raw_columns(
             f"{type(x).__name__} is not supported for texts; give lists, arrays, a data frame or a tf.data.Dataset."
         )
     if y is None:
-        raise BertKerasError("texts were given without labels; give y.")
+        raise BertKerasError(problem.labels_needed)
     columns = problem.given(x)
     added = problem.targets(y, columns)
     if sample_weight is not None:

@@ -234,6 +234,8 @@ class TextModel(text_model_parts.Described, TrainingSteps, keras.Model):
             optimizer = optimizer_of(hparams, total_steps=max(total_steps, 1))
             # Variables made inside Keras' `fit` would have it trace the step twice.
             optimizer.build(self.trainable_variables)
+            # Keras resets the metrics that it has built, which after the next line are none, and these are used again.
+            self.reset_metrics()
             self._compile(optimizer=optimizer)
 
     def evaluate(

@@ -97,7 +97,7 @@ class Described:
 
         def serving_default(raw: Raw) -> Raw:
             features = problem.features(preprocess, raw)
-            outputs = checked_outputs(self.network(model_inputs(features), training=False))
+            outputs = checked_outputs(self.network(model_inputs(problem, features), training=False))
             return problem.decode(outputs, features, raw)
 
         return tf.function(serving_default, autograph=False, input_signature=[problem.signature()])

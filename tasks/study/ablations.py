@@ -32,7 +32,7 @@ from bert_keras.tasks.devices.workers import Workers, reports_lost_workers
 from bert_keras.tasks.finetuning.examples import check_fits
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.frozen.row_vectors import check_feature_based
-from bert_keras.tasks.hparams import FEATURE_RATE, Hparams, hparams_of
+from bert_keras.tasks.hparams import FEATURE_RATE, STRICT, Hparams, hparams_of
 from bert_keras.tasks.options import AblationOptions
 from bert_keras.tasks.pretraining.corpus import Document, digest_documents
 from bert_keras.tasks.pretraining.model import unread_settings
@@ -133,7 +133,8 @@ class _Pretrained:
         """All pre-trainings, then the restarts of each row on each task from each of its pre-trainings."""
         numbers, several = range(1, self.pretrainings + 1), self.pretrainings > 1
         used = {row.weights or row.name for row in self.rows}
-        for row, number in itertools.product(self.table, numbers):
+        pretrained = [*self.table, *(row for row in self.rows if is_own(row.name))]
+        for row, number in itertools.product(pretrained, numbers):
             if row.weights is None and row.name in used:
                 recipe = self._recipe(row)
                 yield Cell(
@@ -309,7 +310,8 @@ def plan_ablation(
     name, scale: keys of ABLATIONS and SCALES
     data: the source of each task, by name; other tasks come from TensorFlow Datasets
     changes, finetuning: settings for every pre-training, whose seed is also the first of fine-tuning, and fields of Hparams
-    rows, tasks, restarts: override those of the scale, as changes and finetuning do; rows and tasks are names
+    rows, tasks, restarts: override those of the scale, as changes and finetuning do; rows and tasks are names. The tasks are
+        those that have data, where `data` is given and `tasks` is not
     pretrainings: of each row, each with another seed; the error is then that of their means
     held_out: the fraction of the documents on which perplexity is measured
 
@@ -333,7 +335,7 @@ def plan_ablation(
         scale=chosen,
         table=table,
         rows=of_study,
-        tasks=_open_tasks(tasks or chosen.tasks[name], data, chosen),
+        tasks=_open_tasks(tasks or _tasks_with_data(chosen.tasks[name], data), data, chosen),
         recipes=_recipes([*table, *(row for row in of_study if is_own(row.name))], chosen, changes),
         given=dict(finetuning or {}),
         seeds=range(first, first + (chosen.restarts if restarts is None else restarts)),
@@ -350,6 +352,13 @@ def plan_ablation(
 def run_ablation(name: str, **settings: Any) -> Comparison:
     """Runs the study that `plan_ablation` makes of these settings."""
     return plan_ablation(name, **settings).run()
+
+
+def _tasks_with_data(names: Sequence[str], data: Mapping[str, Source]) -> Sequence[str]:
+    """The table's tasks that have data, then others with data; where no data was given, all of the table."""
+    plain = {name: name.removesuffix(FEATURES) for name in names}
+    chosen = [name for name, one in plain.items() if one in data]
+    return [*chosen, *(one for one in data if one not in plain.values())] or names
 
 
 def _open_tasks(names: Sequence[str], data: Mapping[str, Source], scale: Scale) -> dict[str, Task]:
@@ -371,12 +380,16 @@ def _recipes(rows: Sequence[Row], scale: Scale, changes: Mapping[str, Any]) -> d
 
 
 def _recipe(row: Row, scale: Scale, changes: Mapping[str, Any]) -> Recipe:
+    recipe = recipe_named(row.recipe)
+    own = {**recipe.settings, **recipe.changes, **row.settings, **changes}
     settings = {**scale.pretraining, **row.settings, **changes}
+    if own.get("sampler", STRICT[0]) not in STRICT and "strict" not in own:
+        settings.pop("strict", None)  # of the scale, for the samplers that have it
     # A length and phases contradict each other: the given one replaces that of the scale or the row.
     for given, other in (("phases", "seq_length"), ("seq_length", "phases")):
         if given in changes and other not in changes:
             settings.pop(other, None)
-    recipe = recipe_named(row.recipe).changed(**settings)
+    recipe = recipe.changed(**settings)
     unread = {*unread_settings(recipe)} & {*changes}  # of the objectives of other rows
     return dataclasses.replace(
         recipe, changes={name: value for name, value in recipe.changes.items() if name not in unread}

@@ -190,7 +190,8 @@ def comparison_tables(found: Comparison) -> list[Table]:
         for one in found.orderings()
     ]
     heads = ("task", "expected order", "difference", "standard error", "here")
-    made.append(Table("orderings; they hold or fail at the 5 % level (Welch's t-test)", heads, orderings))
+    if orderings:
+        made.append(Table("orderings; they hold or fail at the 5 % level (Welch's t-test)", heads, orderings))
     if found.failed:
         title = f"{len(found.failed)} runs failed to learn, which the means leave out; {ADVICE}"
         made.append(Table(title, ("run", "why"), [*found.failed.items()]))

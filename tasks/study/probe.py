@@ -32,6 +32,7 @@ from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.io import formats
 from bert_keras.io.folders import Folder, Layout
+from bert_keras.io.json_files import shortened
 from bert_keras.io.own_code import digests_of, is_own, load_own
 from bert_keras.io.paths import to_path
 from bert_keras.tasks.data.conll import FILES, read_corpus
@@ -69,8 +70,8 @@ class Example(NamedTuple):
 class Probe(NamedTuple):
     """A kind of probe. One of a user's own is given by MODULE:NAME.
 
-    read: (path, split) -> the Examples of "train" or "validation": raw is {"tokens": words joined by spaces}, with a label for
-        each word, or {"text": text}, with one label
+    read: (path, split) -> the Examples of "train" and of "validation": raw is {"tokens": words}, with a list of a label for each
+        word, or {"text": text}, with a list of one label; white space separates words, as in `bytes.split`
     words: True for a label of each word
     measure: the name of the score
     score: (gold, predicted), the labels of each dev example as lists -> a number from 0 to 1
@@ -189,7 +190,7 @@ def _drawn(
     if len(examples) < count * parts:
         raise BertKerasError(
             f"{name} has {len(examples)} training examples, and {parts} restarts of {count} read {count * parts}; give a "
-            "lower max_examples or fewer restarts."
+            "lower --max-examples or fewer --restarts."
         )
     order = np.random.default_rng(seed).permutation(len(examples)).tolist()
     chosen = [order[part * count : (part + 1) * count] for part in range(parts)]
@@ -282,12 +283,45 @@ def _cells(
 
 def _open(name: str, path: str | pathlib.Path, options: ProbeOptions) -> _Probe:
     kind = probe_named(name)
-    train, dev = (kind.read(path, split) for split in ("train", "validation"))
+    train, dev = (_read(name, kind, path, split) for split in ("train", "validation"))
     how: dict[str, Any] = {"seed": options.seed, "name": name}
     parts = _drawn(train, count=options.max_examples, parts=options.restarts, **how)
     most = options.max_dev_examples or options.max_examples
     (drawn,) = _drawn(dev, count=min(most, len(dev)), parts=1, **how)
     return _Probe(name=name, kind=kind, parts=parts, dev=drawn)
+
+
+def _read(name: str, kind: Probe, path: str | pathlib.Path, split: str) -> list[Example]:
+    """The examples of a split that have a label. Raises BertKerasError for a wrong one, and where `read` finds no file."""
+    try:
+        examples = [*kind.read(path, split)]
+    except OSError as error:
+        if isinstance(error, BertKerasError):
+            raise
+        raise BertKerasError(f"the probe {name} cannot read its {split} split: {error}.") from error
+    found = [_checked(one, kind, f"{name}, {split}, example {i}") for i, one in enumerate(examples, start=1)]
+    if not any(len(one.labels) for one in found):
+        raise BertKerasError(f"the probe {name} has no labelled example in its {split} split; give some.")
+    return [one for one in found if len(one.labels)]
+
+
+def _checked(example: Example, kind: Probe, where: str) -> Example:
+    """The example with its words separated by one space. Raises BertKerasError unless each word, or the text, has a label."""
+    column, each = (TOKENS, "for each word") if kind.words else (TEXT, "for the text")
+    if column not in example.raw:
+        raise BertKerasError(f"{where}: raw has {', '.join(example.raw) or 'nothing'}; give {column!r}.")
+    if isinstance(example.labels, str | bytes):
+        raise BertKerasError(f"{where}: labels is {example.labels!r}; give a list, with one label {each}.")
+    text = example.raw[column]
+    text = text.encode() if isinstance(text, str) else text
+    words = text.split() if kind.words else [text]
+    if len(words) != len(example.labels):
+        counted = f"{len(words)} words" if kind.words else "one text"
+        raise BertKerasError(
+            f"{where}, {shortened(text.decode('utf-8', 'replace'))}, has {counted} and {len(example.labels)} labels; give "
+            f"one label {each}."
+        )
+    return Example({column: b" ".join(words)}, example.labels)
 
 
 def _result(

@@ -4,6 +4,7 @@ Operations count matrix products, two for each multiplication and addition. Seco
 this machine, so they are an estimate: a slow disk, short rows and small models make a training slower.
 """
 
+import dataclasses
 import itertools
 import math
 import time
@@ -18,7 +19,7 @@ from bert_keras.features import INPUT_MASK
 from bert_keras.tasks.batches import count, dataset
 from bert_keras.tasks.finetuning.examples import read_examples
 from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.pretraining.estimate import estimate
+from bert_keras.tasks.pretraining.estimate import HEADS, estimate
 from bert_keras.tasks.pretraining.recipes import Recipe
 from bert_keras.tasks.task import Task
 from bert_keras.text.preprocessing import Preprocessor
@@ -55,8 +56,11 @@ def matrix_speed() -> float:
 
 
 def of_pretraining(recipe: Recipe, *, vocab_size: int) -> Work:
-    """The steps and operations of a pre-training, as `bert-keras plan` estimates them, without evaluations."""
-    known = recipe.changed(precision="float32")  # the only one of an estimate
+    """The steps and operations of a pre-training, as `bert-keras plan` estimates them, without evaluations and own heads."""
+    named = tuple(one for one in recipe.objectives if one in HEADS) or ("masked_lm",)
+    known = dataclasses.replace(recipe, objectives=named).changed(
+        precision="float32"
+    )  # an estimate knows no other
     found = estimate(known, known.config(vocab_size=vocab_size))
     return Work(recipe.hparams.steps, sum(phase.flops * phase.steps for phase in found.phases))
 

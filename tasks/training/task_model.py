@@ -25,7 +25,7 @@ from bert_keras.checkpoints.weights import (
 )
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, first_names
-from bert_keras.features import POOLED_OUTPUT, SEQUENCE_OUTPUT
+from bert_keras.features import ENCODER_INPUTS, POOLED_OUTPUT, SEQUENCE_OUTPUT
 from bert_keras.io.files import atomic_file
 from bert_keras.model.choices import places_of
 from bert_keras.model.encoder import BertEncoder
@@ -84,16 +84,30 @@ def network_of(
     features: the result of `Hparams.features`, for a BiLSTM on the frozen encoder
     dtype: a dtype policy of Keras or its name; None takes the global policy
 
-    Raises BertKerasError for a problem that cannot be learned from features, and for layers that the encoder lacks.
+    Raises BertKerasError for a problem that cannot be learned from features, for layers that the encoder lacks, and as
+    `checked_model`.
     """
     outputs = problem.outputs if features is None else OUTPUTS
     encoder = BertEncoder(config, outputs=outputs, dtype=dtype)
     leave_out_padding(encoder)
     if features is None:
-        return encoder, problem.model(encoder)
+        return encoder, checked_model(problem, encoder)
     check_features(problem, config, features)
     stand_in: Any = FeatureEncoder(encoder, **features)
-    return encoder, problem.model(stand_in)
+    return encoder, checked_model(problem, stand_in)
+
+
+def checked_model(problem: Problem, encoder: Any) -> keras.Model:
+    """The problem's model. Raises BertKerasError unless its inputs are the encoder's and those in `model_features`."""
+    model = problem.model(encoder)
+    names = {*model.input} if isinstance(model.input, Mapping) else {one.name for one in model.inputs}
+    own = sorted(names - {*ENCODER_INPUTS})
+    if own != sorted(problem.model_features):
+        raise BertKerasError(
+            f"the model of {problem.name} has the inputs {first_names([*ENCODER_INPUTS, *own])} and model_features is "
+            f"{problem.model_features}; give model_features = {tuple(own)}."
+        )
+    return model
 
 
 def has_encoder(model: keras.Model) -> bool:
