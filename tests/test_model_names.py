@@ -15,6 +15,7 @@ import pytest
 from hub_server import Hub, Repository, serving
 from random_checkpoints import refused
 from runs import ROOT, SIZES, bare_environment, run_command, write_checkpoint, write_data
+from tensorflow_files import write_tf_h5
 
 from bert_keras import checkpoints
 from bert_keras.checkpoints import downloads
@@ -151,7 +152,7 @@ def test_refusals_of_the_hub_are_one_line_that_says_what_to_do(tmp_path, files):
         "org/own": Repository(files),
         "org/private": Repository(files, token="open sesame"),
         "org/gated": Repository(files, token="open sesame", gated=True),
-        "org/keras": Repository(bare | {"tf_model.h5": b""}),
+        "org/flax": Repository(bare | {"flax_model.msgpack": b""}),
         "org/torch": Repository(bare | {"pytorch_model.bin": b"no such bytes"}),
         "org/bart": Repository(files | {"config.json": json.dumps(config | {"model_type": "bart"}).encode()}),
     }
@@ -161,7 +162,13 @@ def test_refusals_of_the_hub_are_one_line_that_says_what_to_do(tmp_path, files):
         "org/private": ("MissingFileError", "has no model org/private, or it is private", "HF_TOKEN"),
         "org/gated": ("BertKerasError", "is gated", "/org/gated", "HF_TOKEN"),
         "org/own@v9": ("MissingFileError", "hf://org/own has no revision v9"),
-        "org/keras": ("BertKerasError", "no weights that can be read", "tf_model.h5", "model.safetensors"),
+        "org/flax": (
+            "BertKerasError",
+            "no weights that can be read",
+            "flax_model.msgpack",
+            "model.safetensors",
+            "tf_model.h5",
+        ),
         "org/torch": ("BertKerasError", "hf://org/torch", "pytorch_model.bin", "torch is not installed"),
         "org/bart": ("BertKerasError", "model_type", "bart", "albert"),
     }
@@ -178,6 +185,22 @@ def test_refusals_of_the_hub_are_one_line_that_says_what_to_do(tmp_path, files):
     assert weights == []  # nothing large was downloaded for an error
     assert opened["revision"] == FIRST
     assert "has no model org/absent" in unknown["text"]
+
+
+def test_weights_of_tensorflow_are_downloaded_where_there_are_no_safetensors(tmp_path, files):
+    (tmp_path / "own").mkdir()
+    for name, content in files.items():
+        (tmp_path / "own" / name).write_bytes(content)
+    write_tf_h5(tmp_path / "own")
+    served = {file.name: file.read_bytes() for file in (tmp_path / "own").iterdir()}
+    with serving({"org/own": Repository(served | {"pytorch_model.bin": b"x"})}) as hub:
+        (found,) = read(hub, tmp_path / "home", "org/own")
+        downloaded = asked_for(hub)
+    assert (
+        found["tensors"] > 20
+        and "tf_model.h5" in str(downloaded)
+        and "pytorch_model.bin" not in str(downloaded)
+    )
 
 
 @pytest.mark.parametrize("online", [True, False])

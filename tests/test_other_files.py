@@ -43,8 +43,6 @@ def save(folder, content, name=WEIGHTS, **metadata):
 
 # The files of a folder without weights of ours, and facts of the refusal.
 NAMED = [
-    ("tf_model.h5", "TensorFlow classes | from_tf=True"),
-    ("tf_model.h5.index.json", "TensorFlow classes"),
     ("flax_model.msgpack", "Flax | from_flax=True"),
     ("adapter_config.json", "PEFT adapter | merge_and_unload"),
     ("saved_model.pb", "SavedModel | bert_keras.load"),
@@ -98,10 +96,6 @@ def test_a_refusal_says_what_the_content_is(content, facts, name, copy):
     assert all(fact in str(error.value) for fact in [name, *facts.split(" | ")]), error.value
 
 
-def tf_names(copy):
-    save(copy, tensors(copy), format="tf")
-
-
 def two_encoders(copy):
     save(copy, {f"{tower}.{name}": value for tower in "ab" for name, value in tensors(copy).items()})
 
@@ -119,7 +113,6 @@ def lost_tensor(copy):
 
 
 REFUSED = [
-    (tf_names, "TensorFlow classes | from_tf=True"),
     (two_encoders, "2 encoders | a., b."),
     (own_file_with(gain=2), "unknown key gain | this package"),
     (lost_tensor, "lacks bert.lost | index"),

@@ -2,12 +2,12 @@
 
 import json
 import pathlib
-import re
 import shutil
 
 import numpy as np
 import pytest
 import runs
+from tensorflow_files import raw_names, write_tf_h5
 
 from bert_keras import checkpoints
 from bert_keras.checkpoints.tensorflow_classes import TF_H5, pytorch_name
@@ -65,8 +65,14 @@ def outputs_of(folder, given):
     return {name: np.asarray(found[name]) for name in given if name in found}
 
 
+GENUINE = (
+    *("bert-classifier", "bert-base", "bert-pretraining", "bert-tagger", "bert-answers", "electra"),
+    *("distilbert-classifier", "albert-classifier", "roberta-classifier"),
+)
+
+
 @pytest.mark.filterwarnings("ignore:.*lines are repeated later")  # in these files
-@pytest.mark.parametrize("name", ["bert-classifier", "bert-pretraining", "bert-answers", "electra"])
+@pytest.mark.parametrize("name", GENUINE)
 def test_logits_equal_those_of_the_class_that_wrote_the_file(name, data_dir):
     folder = data_dir / "tf_model_h5" / name
     if not folder.is_dir():
@@ -116,35 +122,12 @@ def test_the_end_of_a_name_decides(name, wanted):
 # Files made here
 
 
-def raw_names(folder):
-    """Our checkpoint's tensors as a file of TensorFlow's classes holds them: name -> array."""
-    import safetensors.numpy
-
-    found = {}
-    for name, array in safetensors.numpy.load_file(folder / "model.safetensors").items():
-        path = name.split(".")
-        if path[-1] == "weight" and "embeddings" not in path[-2]:
-            kernel = array.ndim == 2
-            path[-1], array = "kernel" if kernel else "gamma", array.T if kernel else array
-        elif path[-2] == "LayerNorm":
-            path[-1] = "beta"
-        stem = re.sub(r"/layer/(\d+)/", r"/layer_._\1/", "/".join(path))
-        found[f"tf_bert_model/{stem}:0"] = np.ascontiguousarray(array)
-    return found
-
-
 @pytest.fixture
 def folder(tiny, tmp_path) -> pathlib.Path:
     """A copy of a checkpoint whose weights are in a tf_model.h5 alone."""
-    import h5py
-
     new = tmp_path / "tensorflow"
     shutil.copytree(tiny, new)
-    tensors = raw_names(new)
-    (new / "model.safetensors").unlink()
-    with h5py.File(new / TF_H5, "w") as file:
-        for name, array in tensors.items():
-            file[f"bert/{name}"] = array
+    write_tf_h5(new)
     return new
 
 
