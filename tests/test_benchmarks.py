@@ -153,7 +153,7 @@ soak.main()
 COMMANDS = ["--commands", "convert", "instances"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_commands_survive_a_few_faults(tmp_path):
     code, rows, _ = run(tmp_path, BENCHMARKS / "soak.py", "--faults", "5", *COMMANDS)
     assert code == 0

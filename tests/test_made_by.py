@@ -16,7 +16,8 @@ from bert_keras.tasks.training.plan import origin_of
 
 def parsed(words):
     """The settings of a command."""
-    return vars(parser(words[:1]).parse_args(words))
+    found = vars(parser(words[:1]).parse_args(words))
+    return {name: value for name, value in found.items() if name != "refuse"}  # each parser's own method
 
 
 def test_info_prints_the_command_of_a_run(sst2, capfd):

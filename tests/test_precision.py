@@ -118,7 +118,16 @@ def test_a_run_of_another_precision_is_not_resumed(checkpoint, data, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("options", [{"unfreeze": "gradual"}, {"micro_batch": 3}, {"lora_rank": 2}, BILSTM])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"micro_batch": 3},
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in ({"unfreeze": "gradual"}, {"lora_rank": 2}, BILSTM)
+        ),
+    ],
+)
 def test_float16_scales_the_loss_with_every_form_of_training(options, checkpoint, data, tmp_path):
     results = train(checkpoint, data, tmp_path / "run", precision="float16", **options)
     assert np.isfinite(results["history"][0]["loss"])

@@ -83,7 +83,7 @@ def trained(*, rematerialize, micro_batch=None, jit_compile=False):
     "how",
     [
         {"micro_batch": 3},
-        pytest.param({"jit_compile": True}, marks=pytest.mark.long),
+        pytest.param({"jit_compile": True}, marks=pytest.mark.slow),
         pytest.param({"jit_compile": True, "micro_batch": 2}, marks=pytest.mark.slow),
     ],
     ids=["micro-batches", "XLA", "micro-batches under XLA"],

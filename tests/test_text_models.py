@@ -542,7 +542,7 @@ SETTINGS = [
     (lambda _, ckpt: bk.question_answerer(ckpt, seq_length=40, max_query_length=37), "no room .* 37 tokens .* at least 41"),
     (lambda _, ckpt: bk.classifier(ckpt, 2), "labels is 2; give a list"),
     *((lambda _, ckpt, labels=labels: bk.classifier(ckpt, labels), "labels")
-      for labels in (["one"], "ab", [0, 1], [], {"bad", "good"}, {"bad": 0, "good": 1})),
+      for labels in (["one"], "ab", [0.5, 1.5], [], {"bad", "good"}, {"bad": 0, "good": 1})),
     # The last two cannot be arguments of an exported function.
     *((lambda _, ckpt, name=name: bk.classifier(ckpt, NAMES, text=(name, "to")), f"text is .*'{name}'.*no keywords")
       for name in ("label", "self", "from")),

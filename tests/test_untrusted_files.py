@@ -148,7 +148,7 @@ TASK_FAULTS = [
     ("tagging", CONLL | {"labels": ["B-PER", "B-PER"]}, "labels is .*; expected two or more tags .* each once"),
     ("tagging", CONLL | {"scheme": "IOB9"}, "scheme is 'IOB9'; wanted one of IOB2"),
     ("fill-mask", {"name": "fill-mask", "top_k": "5"}, "top_k is '5'; wanted a whole number"),
-    (["text-classification"], GLUE, r"kind is \['text-classification'\]; wanted text"),
+    (["text-classification"], GLUE, r"kind is \['text-classification'\]; wanted one of"),
 ]  # fmt: skip
 
 

@@ -105,8 +105,8 @@ def run_differently(arguments: list[str], second: list[str]) -> None:
     ("name", "second", "named"),
     [
         ("finetune", ["--epochs", "2", "--precision", "bfloat16"], "precision, epochs"),
-        ("finetune", ["--save-every", "2"], "save_every"),
-        ("protocol", ["--restarts", "2"], "restarts, seed, runs"),
+        pytest.param("finetune", ["--save-every", "2"], "save_every", marks=pytest.mark.slow),
+        pytest.param("protocol", ["--restarts", "2"], "restarts, seed, runs", marks=pytest.mark.slow),
         ("finetune", ["--checkpoint", {"hidden_size": 64}], ""),
         ("finetune", ["--checkpoint", {"num_layers": 2}], ""),
     ],
