@@ -114,6 +114,23 @@ def test_workers_compare_their_ablations_before_a_folder_is_made(tmp_path, small
     assert not (tmp_path / "out").exists()
 
 
+def test_a_row_of_a_users_own_has_its_own_pretraining(tmp_path, small):
+    """And a run of other settings in the place of its pre-training is refused."""
+    write_data(tmp_path / "data", "sst2")
+    given = arguments(tmp_path) | {"rows": ["own_relations:ROW"]}
+    found = run_ablation("steps", **given, log=lambda line: None)
+    assert [*found.values] == ["lengths"] and found.restarts == 1
+    tensors = checkpoints.read(tmp_path / "out" / "lengths" / "pretraining").tensors
+    assert tensors["length/kernel"].shape == (32, 2)
+    (file,) = (tmp_path / "out" / "lengths" / "pretraining").rglob("settings.json")
+    file.write_text(file.read_text().replace('"long": 10', '"long": 11'))
+    with (
+        no_training(),
+        pytest.raises(ValueError, match="lengths/pretraining was made with another long: 11, not 10"),
+    ):
+        run_ablation("steps", **given)
+
+
 def test_the_measure_is_that_of_the_papers_figures(tmp_path, monkeypatch):
     """Tables 5 and 6 give the accuracy of MRPC, whose main measure in GLUE is F1."""
     tiny = Scale(

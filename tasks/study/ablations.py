@@ -25,7 +25,6 @@ from bert_keras.fields import checked_value
 from bert_keras.io import formats
 from bert_keras.io.folders import Folder, Layout
 from bert_keras.io.json_files import OBJECT, checked_fields, list_of, read_object
-from bert_keras.io.own_code import is_own
 from bert_keras.tasks.data.sources import Source
 from bert_keras.tasks.devices.strategies import strategy
 from bert_keras.tasks.devices.workers import Workers, reports_lost_workers
@@ -37,11 +36,17 @@ from bert_keras.tasks.options import AblationOptions
 from bert_keras.tasks.pretraining.corpus import Document, digest_documents
 from bert_keras.tasks.pretraining.model import unread_settings
 from bert_keras.tasks.pretraining.monitor import SNAPSHOTS
-from bert_keras.tasks.pretraining.pretrain import Pretraining, check_replicas, pretrain
+from bert_keras.tasks.pretraining.pretrain import (
+    Pretraining,
+    check_replicas,
+    fingerprint_of_pretraining,
+    pretrain,
+)
 from bert_keras.tasks.pretraining.recipes import Recipe, recipe_named
 from bert_keras.tasks.study import grid, work
 from bert_keras.tasks.study.comparison import Comparison, compare, write_comparison
 from bert_keras.tasks.study.grid import Cell, Outcome, Study
+from bert_keras.tasks.study.own_rows import chosen_rows, folder_name
 from bert_keras.tasks.study.rows import (
     ABLATIONS,
     CONTROL,
@@ -51,7 +56,6 @@ from bert_keras.tasks.study.rows import (
     Row,
     Scale,
     check_once,
-    chosen_rows,
 )
 from bert_keras.tasks.task import Task
 from bert_keras.tasks.training.loop import RESULTS_FILE
@@ -68,8 +72,8 @@ FIRST_SEED = 1
 class _Pretrained:
     """An ablation with pre-training that is ready to run.
 
-    table: the rows that have figures and pre-trainings; rows: those to fine-tune
-    recipes: of each row's pre-training, by the row's name
+    table: the rows that have figures; rows: those to fine-tune
+    recipes: of each pre-training, by the name of its row
     given: the settings of fine-tuning that override those of the scale
     seeds: of each fine-tuning
     pretrainings: of each row, from the recipe's seed on
@@ -108,10 +112,14 @@ class _Pretrained:
         """The recipe of the pre-training whose weights a row uses."""
         return self.recipes[row.weights or row.name]
 
+    @functools.cached_property
+    def _text(self) -> str:
+        return digest_documents(self.documents)
+
     def fingerprint(self) -> dict[str, Any]:
         """Everything that decides the results, besides the arguments of `run_ablation` that name them."""
         return {
-            "text": digest_documents(self.documents),
+            "text": self._text,
             "vocabulary": self.tokenizer.digest,
             "lower_case": self.tokenizer.lower_case,
             "strategy": self.how["strategy_name"],
@@ -133,16 +141,17 @@ class _Pretrained:
         """All pre-trainings, then the restarts of each row on each task from each of its pre-trainings."""
         numbers, several = range(1, self.pretrainings + 1), self.pretrainings > 1
         used = {row.weights or row.name for row in self.rows}
-        pretrained = [*self.table, *(row for row in self.rows if is_own(row.name))]
-        for row, number in itertools.product(pretrained, numbers):
-            if row.weights is None and row.name in used:
-                recipe = self._recipe(row)
+        for name, number in itertools.product(self.recipes, numbers):
+            if name in used:
+                given = self._settings(name, number)
                 yield Cell(
-                    name=f"{row.name}: pre-training"
-                    + (f", seed {recipe.hparams.seed + number - 1}" if several else ""),
-                    path=self._pretraining(row, number),
-                    train=functools.partial(self._pretrain, row, number),
-                    work=functools.partial(work.of_pretraining, recipe, vocab_size=self.tokenizer.vocab_size),
+                    name=f"{name}: pre-training" + (f", seed {given.recipe.hparams.seed}" if several else ""),
+                    path=self._pretraining(name, number),
+                    train=functools.partial(self._pretrain, given),
+                    fingerprint=fingerprint_of_pretraining(given, text=self._text),
+                    work=functools.partial(
+                        work.of_pretraining, given.recipe, vocab_size=self.tokenizer.vocab_size
+                    ),
                 )
         for row, task, number, seed in itertools.product(self.rows, self.tasks, numbers, self.seeds):
             if row.share == 0 and number > 1:  # random weights have no pre-training to repeat
@@ -151,7 +160,7 @@ class _Pretrained:
             hparams = self.hparams(task, seed)
             yield Cell(
                 name=f"{row.name}: {task}, seed {seed}" + (f", pre-training {number}" if of else ""),
-                path=self.output / _slug(row.name) / f"{task}-{seed}{_suffix(number)}",
+                path=self.output / folder_name(row.name) / f"{task}-{seed}{_suffix(number)}",
                 task=task,
                 place={"row": row.name, "seed": seed, **of},
                 train=functools.partial(self._finetune, row, task, seed, number),
@@ -160,13 +169,13 @@ class _Pretrained:
                 ),
             )
 
-    def _pretraining(self, row: Row, number: int) -> pathlib.Path:
-        """The folder of the pre-training whose weights a row uses."""
-        return self.output / _slug(row.weights or row.name) / f"pretraining{_suffix(number)}"
+    def _pretraining(self, row: str, number: int) -> pathlib.Path:
+        """The folder of a row's own pre-training."""
+        return self.output / folder_name(row) / f"pretraining{_suffix(number)}"
 
     def _weights(self, row: Row, number: int) -> pathlib.Path:
         """The folder of the weights from which a row is fine-tuned; those of random weights say its sizes."""
-        folder = self._pretraining(row, number)
+        folder = self._pretraining(row.weights or row.name, number)
         return folder / SNAPSHOTS / str(self._snapshot(row)) if 0 < row.share < 1 else folder
 
     def _snapshot(self, row: Row) -> int:
@@ -180,11 +189,12 @@ class _Pretrained:
             given |= {"data_seed": self.seeds[0]} if given.get("max_examples") is not None else {}
         return hparams_of(self.tasks[task].defaults, given)
 
-    def _pretrain(self, row: Row, number: int, *, output: pathlib.Path) -> None:
-        recipe = self.recipes[row.name]
+    def _settings(self, row: str, number: int) -> Pretraining:
+        """Everything that decides a pre-training of a row."""
+        recipe = self.recipes[row]
         recipe = recipe if number == 1 else recipe.changed(seed=recipe.hparams.seed + number - 1)
-        cuts = [one for one in self.rows if one.weights == row.name and 0 < one.share < 1]
-        settings = Pretraining(
+        cuts = [one for one in self.rows if (one.weights or one.name) == row and 0 < one.share < 1]
+        return Pretraining(
             documents=self.documents,
             tokenizer=self.tokenizer,
             held_out=self.held_out,
@@ -192,7 +202,9 @@ class _Pretrained:
             snapshots=[self._snapshot(one) for one in cuts],
             strategy_name=self.how["strategy_name"],
         )
-        pretrain(settings, output, verbose=self.how["verbose"], log=self.how["log"])
+
+    def _pretrain(self, given: Pretraining, *, output: pathlib.Path) -> None:
+        pretrain(given, output, verbose=self.how["verbose"], log=self.how["log"])
 
     def _finetune(self, row: Row, name: str, seed: int, number: int, *, output: pathlib.Path) -> None:
         source, cache = checkpoints.read(self._weights(row, number)), None
@@ -274,10 +286,6 @@ def _objective(recipe: Recipe) -> str:
     return f"masked LM, {masking.share:.0%}, {rates}"
 
 
-def _slug(name: str) -> str:
-    return "-".join("".join(letter if letter.isalnum() else " " for letter in name.lower()).split())
-
-
 def _perplexity(file: pathlib.Path) -> float | None:
     if not file.is_file():
         return None
@@ -336,7 +344,7 @@ def plan_ablation(
         table=table,
         rows=of_study,
         tasks=_open_tasks(tasks or _tasks_with_data(chosen.tasks[name], data), data, chosen),
-        recipes=_recipes([*table, *(row for row in of_study if is_own(row.name))], chosen, changes),
+        recipes=_recipes({row.name: row for row in (*table, *of_study)}.values(), chosen, changes),
         given=dict(finetuning or {}),
         seeds=range(first, first + (chosen.restarts if restarts is None else restarts)),
         pretrainings=pretrainings,
@@ -369,9 +377,9 @@ def _open_tasks(names: Sequence[str], data: Mapping[str, Source], scale: Scale) 
     return {name: grid.opened(one, data, **scale.options.get(one, {})) for name, one in plain.items()}
 
 
-def _recipes(rows: Sequence[Row], scale: Scale, changes: Mapping[str, Any]) -> dict[str, Recipe]:
-    """The recipe of each row, by its name. Raises BertKerasError for a change that none of them reads."""
-    recipes = {row.name: _recipe(row, scale, changes) for row in rows}
+def _recipes(rows: Iterable[Row], scale: Scale, changes: Mapping[str, Any]) -> dict[str, Recipe]:
+    """The recipe of each row's own pre-training, by its name. Raises BertKerasError for a change that none of them reads."""
+    recipes = {row.name: _recipe(row, scale, changes) for row in rows if row.weights is None}
     # A recipe leaves out what its objectives do not read. seq_length has become phases.
     read = {"seq_length", *(name for recipe in recipes.values() for name in recipe.changes)}
     if unread := [name for name in changes if name not in read]:
