@@ -72,7 +72,7 @@ def _add_ablate(parser: argparse.ArgumentParser) -> None:
         own.add_argument("--text", **PATH, **SEVERAL, required=True, help=TEXT_HELP)
         own.add_argument("--vocab", **PATH, required=True, help=VOCAB_HELP)
         _add_runs(own)
-        add_flags(own, AblationOptions, only=("scale", "pretrainings"))
+        add_flags(own, AblationOptions, only=("scale", "pretrainings", "held_out"))
         rows = [row.name for row in SCALES[AblationOptions.scale].rows[name]]
         own.add_argument(
             "--rows",

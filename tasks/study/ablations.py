@@ -24,7 +24,7 @@ from bert_keras.errors import BertKerasError
 from bert_keras.fields import checked_value
 from bert_keras.io import formats
 from bert_keras.io.folders import Folder, Layout
-from bert_keras.io.json_files import OBJECT, checked_fields, list_of, read_object
+from bert_keras.io.json_files import MEASURE, OBJECT, checked_fields, list_of, object_of, read_object
 from bert_keras.tasks.data.sources import Source
 from bert_keras.tasks.devices.strategies import strategy
 from bert_keras.tasks.devices.workers import Workers, reports_lost_workers
@@ -33,9 +33,9 @@ from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.frozen.row_vectors import check_feature_based
 from bert_keras.tasks.hparams import FEATURE_RATE, STRICT, Hparams, hparams_of
 from bert_keras.tasks.options import AblationOptions
-from bert_keras.tasks.pretraining.corpus import Document, digest_documents
+from bert_keras.tasks.pretraining.corpus import Document, HashSplit, digest_documents
 from bert_keras.tasks.pretraining.model import unread_settings
-from bert_keras.tasks.pretraining.monitor import SNAPSHOTS
+from bert_keras.tasks.pretraining.monitor import BASELINES, HELD_OUT, SNAPSHOTS
 from bert_keras.tasks.pretraining.pretrain import (
     Pretraining,
     check_replicas,
@@ -43,10 +43,12 @@ from bert_keras.tasks.pretraining.pretrain import (
     pretrain,
 )
 from bert_keras.tasks.pretraining.recipes import Recipe, recipe_named
+from bert_keras.tasks.pretraining.samplers import sampler_of
 from bert_keras.tasks.study import grid, work
 from bert_keras.tasks.study.comparison import Comparison, compare, write_comparison
 from bert_keras.tasks.study.grid import Cell, Outcome, Study
 from bert_keras.tasks.study.own_rows import chosen_rows, folder_name
+from bert_keras.tasks.study.report import COMMONEST
 from bert_keras.tasks.study.rows import (
     ABLATIONS,
     CONTROL,
@@ -64,7 +66,7 @@ from bert_keras.text.tokenizer import Tokenizer
 ABLATION = Layout(
     name="an ablation", artifact=formats.STUDY, fingerprint="ablation.json", results=RESULTS_FILE
 )
-PERPLEXITY = "held_out_masked_lm_perplexity"
+PERPLEXITY = f"{HELD_OUT}masked_lm_perplexity"
 FIRST_SEED = 1
 
 
@@ -98,6 +100,14 @@ class _Pretrained:
         """Raises BertKerasError for a row that cannot be pre-trained, or whose encoder cannot read a task's examples."""
         for recipe in self.recipes.values():
             check_replicas(recipe.hparams, strategy(self.how["strategy_name"]))
+        least = max(sampler_of(self._recipe(row).sampling().sampler).documents for row in self.rows)
+        for inside, side in ((True, "to evaluate on"), (False, "to train on")):
+            part = HashSplit(self.documents, self.held_out, inside=inside)
+            if (count := len([*itertools.islice(part, least)])) < least:
+                raise BertKerasError(
+                    f"held_out is {self.held_out}, which leaves {count} documents {side}, and these rows need {least}; give "
+                    "another --held-out, or more documents, separated by blank lines."
+                )
         for row, (name, task) in itertools.product(self.rows, self.tasks.items()):
             config, hparams = self._config(row), self.hparams(name, self.seeds[0])
             check_fits(task, config, self.tokenizer, hparams)
@@ -229,17 +239,20 @@ class _Pretrained:
     def perplexities(self) -> dict[str, dict[str, float | None]]:
         """Objective -> row -> the perplexity of the held-out text at the end of its pre-training; None for a snapshot.
 
-        With several pre-trainings, their mean. Perplexities of different objectives, or masks, do not compare.
+        COMMONEST has that of the unigrams. Several pre-trainings, and the unigrams of several rows, have their mean. Perplexities
+        of different objectives, or masks, do not compare.
         """
-        found = dict[str, dict[str, float | None]]()
-        for row in self.rows:
+        found = dict[str, dict[str, list[float]]]()
+        for row, number in itertools.product(self.rows, range(1, self.pretrainings + 1)):
             if row.share:
-                numbers = range(1, self.pretrainings + 1)
-                ends = [_perplexity(self._weights(row, number) / RESULTS_FILE) for number in numbers]
-                known = [value for value in ends if value is not None]
-                mean = statistics.fmean(known) if known else None
-                found.setdefault(_objective(self._recipe(row)), {})[row.name] = mean
-        return found
+                values = found.setdefault(_objective(self._recipe(row)), {})
+                ends = _perplexities(self._weights(row, number) / RESULTS_FILE)
+                for name, value in zip((row.name, COMMONEST), ends, strict=True):
+                    values.setdefault(name, []).extend([] if value is None else [value])
+        return {
+            objective: {name: statistics.fmean(known) if known else None for name, known in values.items()}
+            for objective, values in found.items()
+        }
 
     def run(
         self,
@@ -286,11 +299,14 @@ def _objective(recipe: Recipe) -> str:
     return f"masked LM, {masking.share:.0%}, {rates}"
 
 
-def _perplexity(file: pathlib.Path) -> float | None:
+def _perplexities(file: pathlib.Path) -> tuple[float | None, float | None]:
+    """The perplexity of the held-out text at the end of a pre-training, and that of the unigrams; None for a snapshot."""
     if not file.is_file():
-        return None
-    results = checked_fields(read_object(file), {"history": list_of(OBJECT)}, where=file, others=True)
-    return next((row[PERPLEXITY] for row in reversed(results["history"]) if PERPLEXITY in row), None)
+        return None, None
+    known = {"history": list_of(OBJECT), BASELINES: object_of(MEASURE)}
+    results = checked_fields(read_object(file), known, where=file, others=True)
+    last = next((row[PERPLEXITY] for row in reversed(results["history"]) if PERPLEXITY in row), None)
+    return last, results[BASELINES].get(PERPLEXITY.removeprefix(HELD_OUT))
 
 
 @reports_lost_workers()
@@ -308,7 +324,7 @@ def plan_ablation(
     tasks: Sequence[str] | None = None,
     restarts: int | None = None,
     pretrainings: int = AblationOptions.pretrainings,
-    held_out: float = 0.05,
+    held_out: float = AblationOptions.held_out,
     strategy_name: str = "one",
     verbose: int | str = "auto",
     log: Callable[[str], None] = print,
@@ -330,6 +346,7 @@ def plan_ablation(
     grid.check_name(scale, SCALES)
     restarts = checked_value(AblationOptions, "restarts", restarts)
     pretrainings = checked_value(AblationOptions, "pretrainings", pretrainings)
+    held_out = checked_value(AblationOptions, "held_out", held_out)
     workers, chosen, folder = Workers(strategy(strategy_name)), SCALES[scale], Folder(output, ABLATION)
     folder.check(reopen=True)
     table, changes = chosen.rows[name], dict(changes or {})
