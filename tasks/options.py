@@ -403,6 +403,7 @@ class AblationOptions(Checked):
     pretrainings: int = setting(
         1, help="pre-trainings of each row, from other seeds, so that errors cover them too", at_least=1
     )
+    held_out: float = setting(0.05, help="fraction of the documents to evaluate on", over=0, below=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import json
 import types
 
 import pytest
-from runs import VOCABULARY, no_training, refused, texts, unlike, write_data
+from runs import VOCABULARY, no_training, refused, results, texts, unlike, write_data
 
 from bert_keras import checkpoints
 from bert_keras.tasks.finetuning.examples import check_fits
@@ -15,8 +15,9 @@ from bert_keras.tasks.pretraining.recipes import RECIPES
 from bert_keras.tasks.problems.question_answering import QuestionAnswering
 from bert_keras.tasks.study import ablations, grid
 from bert_keras.tasks.study.ablations import compared, run_ablation
-from bert_keras.tasks.study.comparison import comparison_json, comparison_tables
+from bert_keras.tasks.study.comparison import UNIGRAMS, comparison_json, comparison_tables
 from bert_keras.tasks.study.grid import Outcome
+from bert_keras.tasks.study.report import COMMONEST
 from bert_keras.tasks.study.rows import ABLATIONS, CONTROL, SCALES, Row, Scale
 from bert_keras.text.wordpiece import WordPiece
 
@@ -79,8 +80,10 @@ def test_rows_are_run_once_and_share_weights(tmp_path, small, monkeypatch):
     ]
     assert [*found.values] == names
     ((objective, perplexities),) = found.perplexities.items()
-    assert objective == "masked LM, 15%, 80/10/10" and [*perplexities] == names[:-1]
-    first, half, last = perplexities.values()
+    assert objective == "masked LM, 15%, 80/10/10" and {*perplexities} == {*names[:-1], COMMONEST}
+    first, half, last = (perplexities[name] for name in names[:-1])
+    trained = results(tmp_path / "out" / "masked-lm" / "pretraining")
+    assert perplexities[COMMONEST] == trained["majority_baselines"]["masked_lm_perplexity"] > 1
     assert first == last > 1 and half is None
     for values in found.values.values():
         assert all(0 < value <= 1 for value in values["sst2"])
@@ -97,7 +100,8 @@ def test_rows_are_run_once_and_share_weights(tmp_path, small, monkeypatch):
     with pytest.raises(ValueError, match="made with another restarts"):
         run_ablation("steps", **arguments(tmp_path), restarts=2)
     with pytest.raises(ValueError, match="made with another text"):
-        run_ablation("steps", **arguments(tmp_path) | {"documents": [texts(6, seed=99)] * 40})
+        more = [*arguments(tmp_path)["documents"], texts(6, seed=99)]
+        run_ablation("steps", **arguments(tmp_path) | {"documents": more})
     other = {"data": {"sst2": write_data(tmp_path / "other", "sst2", count=8)}}
     with pytest.raises(ValueError, match="made with another data"):
         run_ablation("steps", **arguments(tmp_path) | other)
@@ -112,6 +116,23 @@ def test_workers_compare_their_ablations_before_a_folder_is_made(tmp_path, small
     start = functools.partial(run_ablation, "steps", **arguments(tmp_path))
     assert unlike(monkeypatch, start, {"restarts": 2}) == {"restarts", "runs"}
     assert not (tmp_path / "out").exists()
+
+
+def test_a_row_of_a_users_own_has_its_own_pretraining(tmp_path, small):
+    """And a run of other settings in the place of its pre-training is refused."""
+    write_data(tmp_path / "data", "sst2")
+    given = arguments(tmp_path) | {"rows": ["own_relations:ROW"]}
+    found = run_ablation("steps", **given, log=lambda line: None)
+    assert [*found.values] == ["lengths"] and found.restarts == 1
+    tensors = checkpoints.read(tmp_path / "out" / "lengths" / "pretraining").tensors
+    assert tensors["length/kernel"].shape == (32, 2)
+    (file,) = (tmp_path / "out" / "lengths" / "pretraining").rglob("settings.json")
+    file.write_text(file.read_text().replace('"long": 10', '"long": 11'))
+    with (
+        no_training(),
+        pytest.raises(ValueError, match="lengths/pretraining was made with another long: 11, not 10"),
+    ):
+        run_ablation("steps", **given)
 
 
 def test_the_measure_is_that_of_the_papers_figures(tmp_path, monkeypatch):
@@ -178,6 +199,9 @@ BAD = {
     "data was given for sst2-features, and the tasks are sst2, mprc; name it": {
         "data": dict.fromkeys(("sst2", "mprc", "sst2-features"), "x")
     },
+    "held_out is 0.001, which leaves 0 documents to evaluate on, and these rows need 2": {"held_out": 0.001},
+    "held_out is 0.999, which leaves . documents to train on, and these rows need 2": {"held_out": 0.999},
+    "held_out is 1; held_out must be": {"held_out": 1},
     "no pre-training of this ablation reads generator_share": {"changes": {"generator_share": 0.5}},
     "concat_last_four needs 4 blocks and the encoder has 1": {"tasks": ["sst2-features"]},
     "seq_length is 32 and the encoder has 16 positions": {"changes": {"max_positions": 16, "seq_length": 16}},
@@ -330,16 +354,18 @@ def test_the_error_of_several_pretrainings_is_that_of_their_means():
         for seed in (1, 2)
     ]
     opened = {"sst2": types.SimpleNamespace(kind="glue", measure="accuracy")}
-    objectives = {"masked LM, 15%, 80/10/10": {"a": 9.0}, "left to right": {"b": None}}
+    objectives = {"masked LM, 15%, 80/10/10": {"a": 9.0, COMMONEST: 30.0}, "left to right": {"b": None}}
     about = {"baselines": {"sst2": 0.5}, "perplexities": objectives, "covers": "two pre-trainings"}
     found = compared("tasks", ["a", "b", "c", "d"], opened, outcomes, **about)
     assert found.repeated["a"]["sst2"] == pytest.approx([0.615, 0.71])  # the second has one run that learned
     assert [*found.failed] == ["sst2, a, pre-training 2, seed 2"]
     first, orders, _ = comparison_tables(found)
     assert "two pre-trainings" in first.title
-    heads = ("held-out perplexity, masked LM, 15%, 80/10/10", "held-out perplexity, left to right")
+    masked = f"held-out perplexity, masked LM, 15%, 80/10/10{UNIGRAMS}"
+    heads = (masked, "held-out perplexity, left to right")
     assert first.columns == ("row", *heads, "sst2, accuracy")
-    assert first.rows[0] == ("a", "9.0", "-", "66.2 ± 6.7, 1 of 4 failed (92.7)")
+    assert first.rows[0] == ("a", "9.0", "-", "66.2 ± 6.7, 1 of 4 failed, all 66.5 (92.7)")
+    assert first.rows[-1] == (COMMONEST, "30.0", "-", "50.0")
     assert [row[1] for row in orders.rows] == ["a over b", f"a over {CONTROL}", f"b over {CONTROL}"]
     content = json.loads(json.dumps(comparison_json(found), allow_nan=False))
     assert content["tasks"][0]["rows"][0]["pretrainings"] == pytest.approx([0.615, 0.71])
@@ -383,8 +409,22 @@ def test_the_report_has_the_figures_of_the_paper():
 
 
 STUCK = {
-    "two of three": ((80, 51.7, 51.7), (1, 2), "80.0, 2 of 3 failed (86.7)", [0.517, 0.517], "one seed", 0.2),
-    "all": ((51.7, 51.7), (0, 1), "-, 2 of 2 failed (86.7)", [0.517, 0.517], "a row did not learn", None),
+    "two of three": (
+        (80, 51.7, 51.7),
+        (1, 2),
+        "80.0, 2 of 3 failed, all 61.1 (86.7)",
+        [0.517, 0.517],
+        "one seed",
+        0.2,
+    ),
+    "all": (
+        (51.7, 51.7),
+        (0, 1),
+        "-, 2 of 2 failed, all 51.7 (86.7)",
+        [0.517, 0.517],
+        "a row did not learn",
+        None,
+    ),
     "a diverged one": ((80, None), (1,), "80.0, 1 of 2 failed (86.7)", [None], "one seed", 0.2),
     "no measure": ((80, None), (), "80.0, 1 of 2 failed (86.7)", [None], "one seed", 0.2),
 }

@@ -32,7 +32,8 @@ from bert_keras.tasks.pretraining.unfinished import read_unfinished
 from bert_keras.tasks.runs.run_folder import evaluate, load_run
 from bert_keras.tasks.runs.task_types import open_task
 from bert_keras.tasks.strings.text_batches import Weighted, labels_in, make_class_weights
-from bert_keras.tasks.study.rows import SCALES, chosen_rows
+from bert_keras.tasks.study.own_rows import chosen_rows
+from bert_keras.tasks.study.rows import SCALES, Row
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
 
@@ -300,8 +301,22 @@ def test_a_sampler_and_a_row_of_a_study_by_name(tmp_path, monkeypatch):
     assert plan.fingerprint["sampler"] == "own_relations:LINES" and [*plan.fingerprint["code"]] == [
         "own_relations"
     ]
-    first, *_ = chosen_rows(SCALES["small"].rows["tasks"], ["BERT", "own_relations:ROW"])[::-1]
-    assert (first.name, first.recipe) == ("own_relations:ROW", "own_relations:LENGTHS")
+    table = SCALES["small"].rows["tasks"]
+    for weights, row in {"own_relations:ROW": "lengths", "lengths": "lengths", "BERT": "BERT"}.items():
+        half = Row(name="half", weights=weights, share=0.5)
+        monkeypatch.setattr(own_relations, "HALF", half, raising=False)
+        *_, first, last = chosen_rows(table, ["BERT", "own_relations:ROW", "own_relations:HALF"])
+        assert (first.name, first.recipe) == ("lengths", "own_relations:LENGTHS")
+        assert (last.name, last.weights) == ("half", row)
+    for wrong, message in (
+        (
+            Row(name="half", weights="lengths"),
+            "has the weights of 'lengths'; give one of BERT; .*or name that row",
+        ),
+        (Row(name="bert"), "has the name 'bert', which names no folder of its own"),
+    ):
+        monkeypatch.setattr(own_relations, "HALF", wrong, raising=False)
+        refused(message, chosen_rows, table, ["own_relations:HALF"])
     refused(
         "--rows own_relations:LENGTHS is Recipe; give a Row", chosen_rows, (first,), ["own_relations:LENGTHS"]
     )

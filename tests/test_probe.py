@@ -1,7 +1,9 @@
 """Probes: every layer is measured on its own vectors, beside random weights and the most common label."""
 
 import random
+import re
 
+import matplotlib.figure
 import numpy as np
 import pytest
 import runs
@@ -9,7 +11,20 @@ from sklearn.linear_model import RidgeClassifier
 from sklearn.preprocessing import StandardScaler
 
 import bert_keras as bk
-from bert_keras.tasks.study.probe import CHECKPOINT, RANDOM, Example, Probe, _drawn, _read, run_probes, tables
+from bert_keras.tasks.study.probe import (
+    CHECKPOINT,
+    RANDOM,
+    RULE,
+    Example,
+    Probe,
+    Result,
+    _drawn,
+    _read,
+    conclusions,
+    draw,
+    run_probes,
+    tables,
+)
 
 WORDS = runs._WORDS
 SMALL = {"max_examples": 60, "restarts": 2, "seq_length": 32}
@@ -111,11 +126,40 @@ def test_restarts_learn_from_different_examples():
         _drawn(examples, count=3, parts=4, seed=1, name="pos")
 
 
-@pytest.mark.long
-def test_the_best_layer_is_marked(results):
-    (table, *_) = tables([results["pos"]])
-    assert [row[0].endswith("the best") for row in table.rows].count(True) == 1
-    assert table.rows[-1][:2] == ("most common label", f"{100 * results['pos'].baseline:.1f}")
+LAYERS = {  # three restarts of the embeddings and two layers; then those at random weights
+    "clear": (
+        ((0.50, 0.51, 0.52), (0.60, 0.61, 0.62), (0.70, 0.71, 0.72)),
+        ((0.50, 0.51, 0.52), (0.50, 0.51, 0.52), (0.70, 0.75, 0.68)),
+        ["embeddings", "layer 1", "layer 2, the best"],
+        ["layer 2 exceeds all others", "layer 1"],
+    ),
+    "within the noise": (
+        ((0.50, 0.51, 0.52), (0.55, 0.57, 0.56), (0.56, 0.58, 0.56)),
+        ((0.50, 0.51, 0.52), (0.54, 0.58, 0.55), (0.55, 0.59, 0.55)),
+        ["embeddings", "layer 1", "layer 2"],
+        ["no layer exceeds all others", "no layer"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("trained", "control", "names", "said"), LAYERS.values(), ids=LAYERS)
+def test_a_best_layer_exceeds_the_noise_of_the_others(trained, control, names, said, monkeypatch):
+    layers = {CHECKPOINT: trained, RANDOM: control}
+    result = Result(name="pos", measure="accuracy", layers=layers, baseline=0.4, dev_labels=300)
+    (table,) = tables([result])
+    assert [row[0] for row in table.rows] == [*names, "most common label"] and table.rows[-1][1] == "40.0"
+    assert re.search(
+        r"± standard error of 3 draws of .*; the 300 dev labels have an error of about 2\.\d besides",
+        table.title,
+    )
+    best, learned = conclusions(result)
+    assert best == f"pos: {said[0]} {RULE}" and learned.endswith(f"{RULE}: {said[1]}")
+    figures = []
+    monkeypatch.setattr(
+        matplotlib.figure.Figure, "savefig", lambda figure, *given, **named: figures.append(figure)
+    )
+    draw([result], "any")
+    assert all(tick == int(tick) for tick in figures[0].axes[0].get_xticks())
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_the_documented_row_stands_in_a_study(reader, capfd):
     command += ["--text", "documents/text.txt", "--vocab", "checkpoint/vocab.txt", "--output", "out"]
     code, out, err = runs.run_command(capfd, *command, "--data", "sst2=sst2")
     assert code == 0, err
-    trainings = [f"{row}: {part}" for row in ("BERT", "lengths:ROW") for part in ("pre-training", "sst2")]
+    trainings = [f"{row}: {part}" for row in ("BERT", "lengths") for part in ("pre-training", "sst2")]
     assert all(one in out for one in trainings) and "mrpc" not in out and not (reader / "out").exists()
 
 

@@ -72,7 +72,7 @@ def _add_ablate(parser: argparse.ArgumentParser) -> None:
         own.add_argument("--text", **PATH, **SEVERAL, required=True, help=TEXT_HELP)
         own.add_argument("--vocab", **PATH, required=True, help=VOCAB_HELP)
         _add_runs(own)
-        add_flags(own, AblationOptions, only=("scale", "pretrainings"))
+        add_flags(own, AblationOptions, only=("scale", "pretrainings", "held_out"))
         rows = [row.name for row in SCALES[AblationOptions.scale].rows[name]]
         own.add_argument(
             "--rows",
@@ -207,7 +207,7 @@ def _add_probe(parser: argparse.ArgumentParser) -> None:
 
 def _run_probe(args: argparse.Namespace) -> None:
     start(deterministic=True)
-    from bert_keras.tasks.study.probe import plan_probes, tables
+    from bert_keras.tasks.study.probe import conclusions, plan_probes, tables
 
     study = plan_probes(
         _pairs("--data", args.data),
@@ -217,7 +217,10 @@ def _run_probe(args: argparse.Namespace) -> None:
         **given_settings(args, ProbeOptions),
     )
     if (results := _ran(study, args)) is not None:
-        _print(tables(results))
+        for result, one in zip(results, tables(results), strict=True):
+            _print([one])
+            for line in conclusions(result):
+                print(line)
         print(f"the results are in {args.output}")
 
 

@@ -25,7 +25,7 @@ from bert_keras.tasks.training.plan import Monitor
 from bert_keras.tasks.training.saver import check_loss, steps_done
 
 CURVES, SNAPSHOTS = "curves.png", "snapshots"
-HELD_OUT, HELD_OUT_LOSS = "held_out_", "held_out_loss"
+HELD_OUT, HELD_OUT_LOSS, BASELINES = "held_out_", "held_out_loss", "majority_baselines"
 DRAWN_EVERY = 30.0  # least seconds between two drawings of the curves
 
 
@@ -176,7 +176,7 @@ class PretrainingMonitor(Monitor):
         self._draw()
         return {
             "measures": dict(itertools.chain.from_iterable(row.items() for row in self.history)),
-            "majority_baselines": self._last_baselines(),
+            BASELINES: self._last_baselines(),
             "stopped_early": {"step": self.step} if self.stopped else None,
             "history": self.history,
             **inputs.about,

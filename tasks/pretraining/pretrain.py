@@ -18,7 +18,7 @@ import functools
 import json
 import math
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -295,7 +295,7 @@ def plan_pretraining(given: Pretraining) -> Plan:
     rows = rows_for(distribution, HELD_OUT_BATCH)
     held = _held_out_phases(source, objectives, hparams=hparams, multiple_of=rows)
     _check_executions(source, hparams, given.snapshots, evaluates=any(one is not None for one in held))
-    fingerprint = _fingerprint(given, config, tokenizer, source, start)
+    fingerprint = _fingerprint(given, config, tokenizer, source.fingerprint, start)
     # Before the variables: workers that create them in other shapes fail, and the error names no setting.
     Workers(distribution).check_same(fingerprint, SAME_IN_ALL)
     keras.utils.set_random_seed(hparams.seed)
@@ -329,9 +329,9 @@ def plan_pretraining(given: Pretraining) -> Plan:
 
 
 def _fingerprint(
-    given: Pretraining, config: BertConfig, tokenizer: Tokenizer, source: InstanceSource, start: Start
+    given: Pretraining, config: BertConfig, tokenizer: Tokenizer, data: Mapping[str, Any], start: Start
 ) -> dict[str, Any]:
-    """Everything that decides the result, plain JSON."""
+    """Everything that decides the result, plain JSON. data: the fingerprint of the instances' source."""
     recipe, settings = given.recipe, dict[str, Any]()
     # The last has the max_predictions of all lengths.
     for kind in (recipe.masking(), recipe.sampling(), recipe.hparams):
@@ -351,7 +351,18 @@ def _fingerprint(
     code = digests_of(*[one for one in own if callable(one)])
     fingerprint |= {"code": code} if code else {}
     fingerprint = dict(json.loads(json.dumps(fingerprint)))
-    return {**fingerprint, **source.fingerprint, **start.fingerprint(), "strategy": given.strategy_name}
+    return {**fingerprint, **data, **start.fingerprint(), "strategy": given.strategy_name}
+
+
+def fingerprint_of_pretraining(given: Pretraining, *, text: str) -> dict[str, Any]:
+    """The fingerprint of a plan from random weights, with a fraction of the documents held out; it reads no text.
+
+    text: the digest of the documents
+    """
+    tokenizer, _ = _tokenizer(given.tokenizer, None)
+    config = given.recipe.config(vocab_size=tokenizer.vocab_size)
+    data = {"text": text, "held_out": given.held_out}
+    return _fingerprint(given, config, tokenizer, data, Start(None, {}))
 
 
 def _stage(inputs: RunInputs, number: int, distribution: tf.distribute.Strategy) -> Stage:

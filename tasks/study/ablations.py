@@ -24,8 +24,7 @@ from bert_keras.errors import BertKerasError
 from bert_keras.fields import checked_value
 from bert_keras.io import formats
 from bert_keras.io.folders import Folder, Layout
-from bert_keras.io.json_files import OBJECT, checked_fields, list_of, read_object
-from bert_keras.io.own_code import is_own
+from bert_keras.io.json_files import MEASURE, OBJECT, checked_fields, list_of, object_of, read_object
 from bert_keras.tasks.data.sources import Source
 from bert_keras.tasks.devices.strategies import strategy
 from bert_keras.tasks.devices.workers import Workers, reports_lost_workers
@@ -34,14 +33,22 @@ from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.frozen.row_vectors import check_feature_based
 from bert_keras.tasks.hparams import FEATURE_RATE, STRICT, Hparams, hparams_of
 from bert_keras.tasks.options import AblationOptions
-from bert_keras.tasks.pretraining.corpus import Document, digest_documents
+from bert_keras.tasks.pretraining.corpus import Document, HashSplit, digest_documents
 from bert_keras.tasks.pretraining.model import unread_settings
-from bert_keras.tasks.pretraining.monitor import SNAPSHOTS
-from bert_keras.tasks.pretraining.pretrain import Pretraining, check_replicas, pretrain
+from bert_keras.tasks.pretraining.monitor import BASELINES, HELD_OUT, SNAPSHOTS
+from bert_keras.tasks.pretraining.pretrain import (
+    Pretraining,
+    check_replicas,
+    fingerprint_of_pretraining,
+    pretrain,
+)
 from bert_keras.tasks.pretraining.recipes import Recipe, recipe_named
+from bert_keras.tasks.pretraining.samplers import sampler_of
 from bert_keras.tasks.study import grid, work
 from bert_keras.tasks.study.comparison import Comparison, compare, write_comparison
 from bert_keras.tasks.study.grid import Cell, Outcome, Study
+from bert_keras.tasks.study.own_rows import chosen_rows, folder_name
+from bert_keras.tasks.study.report import COMMONEST
 from bert_keras.tasks.study.rows import (
     ABLATIONS,
     CONTROL,
@@ -51,7 +58,6 @@ from bert_keras.tasks.study.rows import (
     Row,
     Scale,
     check_once,
-    chosen_rows,
 )
 from bert_keras.tasks.task import Task
 from bert_keras.tasks.training.loop import RESULTS_FILE
@@ -60,7 +66,7 @@ from bert_keras.text.tokenizer import Tokenizer
 ABLATION = Layout(
     name="an ablation", artifact=formats.STUDY, fingerprint="ablation.json", results=RESULTS_FILE
 )
-PERPLEXITY = "held_out_masked_lm_perplexity"
+PERPLEXITY = f"{HELD_OUT}masked_lm_perplexity"
 FIRST_SEED = 1
 
 
@@ -68,8 +74,8 @@ FIRST_SEED = 1
 class _Pretrained:
     """An ablation with pre-training that is ready to run.
 
-    table: the rows that have figures and pre-trainings; rows: those to fine-tune
-    recipes: of each row's pre-training, by the row's name
+    table: the rows that have figures; rows: those to fine-tune
+    recipes: of each pre-training, by the name of its row
     given: the settings of fine-tuning that override those of the scale
     seeds: of each fine-tuning
     pretrainings: of each row, from the recipe's seed on
@@ -94,6 +100,14 @@ class _Pretrained:
         """Raises BertKerasError for a row that cannot be pre-trained, or whose encoder cannot read a task's examples."""
         for recipe in self.recipes.values():
             check_replicas(recipe.hparams, strategy(self.how["strategy_name"]))
+        least = max(sampler_of(self._recipe(row).sampling().sampler).documents for row in self.rows)
+        for inside, side in ((True, "to evaluate on"), (False, "to train on")):
+            part = HashSplit(self.documents, self.held_out, inside=inside)
+            if (count := len([*itertools.islice(part, least)])) < least:
+                raise BertKerasError(
+                    f"held_out is {self.held_out}, which leaves {count} documents {side}, and these rows need {least}; give "
+                    "another --held-out, or more documents, separated by blank lines."
+                )
         for row, (name, task) in itertools.product(self.rows, self.tasks.items()):
             config, hparams = self._config(row), self.hparams(name, self.seeds[0])
             check_fits(task, config, self.tokenizer, hparams)
@@ -108,10 +122,14 @@ class _Pretrained:
         """The recipe of the pre-training whose weights a row uses."""
         return self.recipes[row.weights or row.name]
 
+    @functools.cached_property
+    def _text(self) -> str:
+        return digest_documents(self.documents)
+
     def fingerprint(self) -> dict[str, Any]:
         """Everything that decides the results, besides the arguments of `run_ablation` that name them."""
         return {
-            "text": digest_documents(self.documents),
+            "text": self._text,
             "vocabulary": self.tokenizer.digest,
             "lower_case": self.tokenizer.lower_case,
             "strategy": self.how["strategy_name"],
@@ -133,16 +151,17 @@ class _Pretrained:
         """All pre-trainings, then the restarts of each row on each task from each of its pre-trainings."""
         numbers, several = range(1, self.pretrainings + 1), self.pretrainings > 1
         used = {row.weights or row.name for row in self.rows}
-        pretrained = [*self.table, *(row for row in self.rows if is_own(row.name))]
-        for row, number in itertools.product(pretrained, numbers):
-            if row.weights is None and row.name in used:
-                recipe = self._recipe(row)
+        for name, number in itertools.product(self.recipes, numbers):
+            if name in used:
+                given = self._settings(name, number)
                 yield Cell(
-                    name=f"{row.name}: pre-training"
-                    + (f", seed {recipe.hparams.seed + number - 1}" if several else ""),
-                    path=self._pretraining(row, number),
-                    train=functools.partial(self._pretrain, row, number),
-                    work=functools.partial(work.of_pretraining, recipe, vocab_size=self.tokenizer.vocab_size),
+                    name=f"{name}: pre-training" + (f", seed {given.recipe.hparams.seed}" if several else ""),
+                    path=self._pretraining(name, number),
+                    train=functools.partial(self._pretrain, given),
+                    fingerprint=fingerprint_of_pretraining(given, text=self._text),
+                    work=functools.partial(
+                        work.of_pretraining, given.recipe, vocab_size=self.tokenizer.vocab_size
+                    ),
                 )
         for row, task, number, seed in itertools.product(self.rows, self.tasks, numbers, self.seeds):
             if row.share == 0 and number > 1:  # random weights have no pre-training to repeat
@@ -151,7 +170,7 @@ class _Pretrained:
             hparams = self.hparams(task, seed)
             yield Cell(
                 name=f"{row.name}: {task}, seed {seed}" + (f", pre-training {number}" if of else ""),
-                path=self.output / _slug(row.name) / f"{task}-{seed}{_suffix(number)}",
+                path=self.output / folder_name(row.name) / f"{task}-{seed}{_suffix(number)}",
                 task=task,
                 place={"row": row.name, "seed": seed, **of},
                 train=functools.partial(self._finetune, row, task, seed, number),
@@ -160,13 +179,13 @@ class _Pretrained:
                 ),
             )
 
-    def _pretraining(self, row: Row, number: int) -> pathlib.Path:
-        """The folder of the pre-training whose weights a row uses."""
-        return self.output / _slug(row.weights or row.name) / f"pretraining{_suffix(number)}"
+    def _pretraining(self, row: str, number: int) -> pathlib.Path:
+        """The folder of a row's own pre-training."""
+        return self.output / folder_name(row) / f"pretraining{_suffix(number)}"
 
     def _weights(self, row: Row, number: int) -> pathlib.Path:
         """The folder of the weights from which a row is fine-tuned; those of random weights say its sizes."""
-        folder = self._pretraining(row, number)
+        folder = self._pretraining(row.weights or row.name, number)
         return folder / SNAPSHOTS / str(self._snapshot(row)) if 0 < row.share < 1 else folder
 
     def _snapshot(self, row: Row) -> int:
@@ -180,11 +199,12 @@ class _Pretrained:
             given |= {"data_seed": self.seeds[0]} if given.get("max_examples") is not None else {}
         return hparams_of(self.tasks[task].defaults, given)
 
-    def _pretrain(self, row: Row, number: int, *, output: pathlib.Path) -> None:
-        recipe = self.recipes[row.name]
+    def _settings(self, row: str, number: int) -> Pretraining:
+        """Everything that decides a pre-training of a row."""
+        recipe = self.recipes[row]
         recipe = recipe if number == 1 else recipe.changed(seed=recipe.hparams.seed + number - 1)
-        cuts = [one for one in self.rows if one.weights == row.name and 0 < one.share < 1]
-        settings = Pretraining(
+        cuts = [one for one in self.rows if (one.weights or one.name) == row and 0 < one.share < 1]
+        return Pretraining(
             documents=self.documents,
             tokenizer=self.tokenizer,
             held_out=self.held_out,
@@ -192,7 +212,9 @@ class _Pretrained:
             snapshots=[self._snapshot(one) for one in cuts],
             strategy_name=self.how["strategy_name"],
         )
-        pretrain(settings, output, verbose=self.how["verbose"], log=self.how["log"])
+
+    def _pretrain(self, given: Pretraining, *, output: pathlib.Path) -> None:
+        pretrain(given, output, verbose=self.how["verbose"], log=self.how["log"])
 
     def _finetune(self, row: Row, name: str, seed: int, number: int, *, output: pathlib.Path) -> None:
         source, cache = checkpoints.read(self._weights(row, number)), None
@@ -217,17 +239,20 @@ class _Pretrained:
     def perplexities(self) -> dict[str, dict[str, float | None]]:
         """Objective -> row -> the perplexity of the held-out text at the end of its pre-training; None for a snapshot.
 
-        With several pre-trainings, their mean. Perplexities of different objectives, or masks, do not compare.
+        COMMONEST has that of the unigrams. Several pre-trainings, and the unigrams of several rows, have their mean. Perplexities
+        of different objectives, or masks, do not compare.
         """
-        found = dict[str, dict[str, float | None]]()
-        for row in self.rows:
+        found = dict[str, dict[str, list[float]]]()
+        for row, number in itertools.product(self.rows, range(1, self.pretrainings + 1)):
             if row.share:
-                numbers = range(1, self.pretrainings + 1)
-                ends = [_perplexity(self._weights(row, number) / RESULTS_FILE) for number in numbers]
-                known = [value for value in ends if value is not None]
-                mean = statistics.fmean(known) if known else None
-                found.setdefault(_objective(self._recipe(row)), {})[row.name] = mean
-        return found
+                values = found.setdefault(_objective(self._recipe(row)), {})
+                ends = _perplexities(self._weights(row, number) / RESULTS_FILE)
+                for name, value in zip((row.name, COMMONEST), ends, strict=True):
+                    values.setdefault(name, []).extend([] if value is None else [value])
+        return {
+            objective: {name: statistics.fmean(known) if known else None for name, known in values.items()}
+            for objective, values in found.items()
+        }
 
     def run(
         self,
@@ -274,15 +299,14 @@ def _objective(recipe: Recipe) -> str:
     return f"masked LM, {masking.share:.0%}, {rates}"
 
 
-def _slug(name: str) -> str:
-    return "-".join("".join(letter if letter.isalnum() else " " for letter in name.lower()).split())
-
-
-def _perplexity(file: pathlib.Path) -> float | None:
+def _perplexities(file: pathlib.Path) -> tuple[float | None, float | None]:
+    """The perplexity of the held-out text at the end of a pre-training, and that of the unigrams; None for a snapshot."""
     if not file.is_file():
-        return None
-    results = checked_fields(read_object(file), {"history": list_of(OBJECT)}, where=file, others=True)
-    return next((row[PERPLEXITY] for row in reversed(results["history"]) if PERPLEXITY in row), None)
+        return None, None
+    known = {"history": list_of(OBJECT), BASELINES: object_of(MEASURE)}
+    results = checked_fields(read_object(file), known, where=file, others=True)
+    last = next((row[PERPLEXITY] for row in reversed(results["history"]) if PERPLEXITY in row), None)
+    return last, results[BASELINES].get(PERPLEXITY.removeprefix(HELD_OUT))
 
 
 @reports_lost_workers()
@@ -300,7 +324,7 @@ def plan_ablation(
     tasks: Sequence[str] | None = None,
     restarts: int | None = None,
     pretrainings: int = AblationOptions.pretrainings,
-    held_out: float = 0.05,
+    held_out: float = AblationOptions.held_out,
     strategy_name: str = "one",
     verbose: int | str = "auto",
     log: Callable[[str], None] = print,
@@ -322,6 +346,7 @@ def plan_ablation(
     grid.check_name(scale, SCALES)
     restarts = checked_value(AblationOptions, "restarts", restarts)
     pretrainings = checked_value(AblationOptions, "pretrainings", pretrainings)
+    held_out = checked_value(AblationOptions, "held_out", held_out)
     workers, chosen, folder = Workers(strategy(strategy_name)), SCALES[scale], Folder(output, ABLATION)
     folder.check(reopen=True)
     table, changes = chosen.rows[name], dict(changes or {})
@@ -336,7 +361,7 @@ def plan_ablation(
         table=table,
         rows=of_study,
         tasks=_open_tasks(tasks or _tasks_with_data(chosen.tasks[name], data), data, chosen),
-        recipes=_recipes([*table, *(row for row in of_study if is_own(row.name))], chosen, changes),
+        recipes=_recipes({row.name: row for row in (*table, *of_study)}.values(), chosen, changes),
         given=dict(finetuning or {}),
         seeds=range(first, first + (chosen.restarts if restarts is None else restarts)),
         pretrainings=pretrainings,
@@ -369,9 +394,9 @@ def _open_tasks(names: Sequence[str], data: Mapping[str, Source], scale: Scale) 
     return {name: grid.opened(one, data, **scale.options.get(one, {})) for name, one in plain.items()}
 
 
-def _recipes(rows: Sequence[Row], scale: Scale, changes: Mapping[str, Any]) -> dict[str, Recipe]:
-    """The recipe of each row, by its name. Raises BertKerasError for a change that none of them reads."""
-    recipes = {row.name: _recipe(row, scale, changes) for row in rows}
+def _recipes(rows: Iterable[Row], scale: Scale, changes: Mapping[str, Any]) -> dict[str, Recipe]:
+    """The recipe of each row's own pre-training, by its name. Raises BertKerasError for a change that none of them reads."""
+    recipes = {row.name: _recipe(row, scale, changes) for row in rows if row.weights is None}
     # A recipe leaves out what its objectives do not read. seq_length has become phases.
     read = {"seq_length", *(name for recipe in recipes.values() for name in recipe.changes)}
     if unread := [name for name in changes if name not in read]:

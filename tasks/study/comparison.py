@@ -15,6 +15,8 @@ from bert_keras.tasks.study.grid import Outcome, write_results
 from bert_keras.tasks.study.report import ADVICE, COMMONEST, PICTURE, Dot, draw
 from bert_keras.tasks.task import Task
 
+UNIGRAMS = " (last row: of unigrams)"
+
 
 class Compared(NamedTuple):
     """Two rows of an ablation on one task, the better one of the paper first."""
@@ -38,7 +40,8 @@ class Comparison:
     pairs: task, better row and worse row, as the paper has them
     baselines: the measure of the most common answer, by task
     repeated: row -> task -> for each pre-training, the mean of its runs that learned; None with one pre-training a row
-    perplexities: objective -> row -> of its pre-training, on the held-out text; None for a snapshot
+    perplexities: objective -> row -> of its pre-training, on the held-out text; None for a snapshot. COMMONEST has that of the
+        unigrams
     """
 
     name: str
@@ -166,14 +169,16 @@ def comparison_tables(found: Comparison) -> list[Table]:
     """Tables to print: our results with their spread and the paper's figures, the orderings, and runs that failed to learn."""
     names, columns = [*found.values], {}
     for objective, values in found.perplexities.items():
-        of_rows = [values.get(row) for row in names]
-        cells = ["-" if one is None else f"{one:.1f}" for one in of_rows]
-        columns[f"held-out perplexity, {objective}"] = [*cells, "-"]
+        of_rows = [values.get(row) for row in (*names, COMMONEST)]
+        title = f"held-out perplexity, {objective}{UNIGRAMS if of_rows[-1] is not None else ''}"
+        columns[title] = ["-" if one is None else f"{one:.1f}" for one in of_rows]
     for task, measure in found.measures.items():
         cells = [_spread(found, row, task) for row in names]
         columns[f"{task}, {measure}"] = [*cells, percent(found.baselines[task])]
     names.append(COMMONEST)
     mean = "" if found.restarts < 2 else "mean ± standard deviation of the runs that learned, "
+    if mean and found.failed:
+        mean += "the number that did not and the mean of all runs, "
     title = f"{found.title}: {mean}(the paper's), dev, percent; {found.about_errors}"
     if len(columns) > len(names):  # many tasks read better as rows
         made = [Table(title, ("task", *names), [(name, *cells) for name, cells in columns.items()])]
@@ -193,17 +198,23 @@ def comparison_tables(found: Comparison) -> list[Table]:
     if orderings:
         made.append(Table("orderings; they hold or fail at the 5 % level (Welch's t-test)", heads, orderings))
     if found.failed:
-        title = f"{len(found.failed)} runs failed to learn, which the means leave out; {ADVICE}"
+        title = f"{len(found.failed)} runs failed to learn, which means and orderings leave out; {ADVICE}"
         made.append(Table(title, ("run", "why"), [*found.failed.items()]))
     return made
 
 
 def _spread(found: Comparison, row: str, task: str) -> str:
-    """The mean, the standard deviation, the runs that failed to learn and, in brackets, the paper's figure."""
+    """The mean, the standard deviation, the runs that failed to learn, the mean of all, and in brackets the paper's figure.
+
+    A run whose loss diverged has no measure, so that all runs have no mean.
+    """
     values, failed = found.samples[row][task], len(found.stuck[row][task])
     mean = percent(statistics.fmean(values)) if values else "-"
     spread = f" ± {percent(statistics.stdev(values))}" if len(values) > 1 else ""
     stuck = f", {failed} of {failed + len(found.values[row][task])} failed" if failed else ""
+    measured = [*found.values[row][task], *(one for one in found.stuck[row][task] if one is not None)]
+    if failed and len(measured) == failed + len(found.values[row][task]):
+        stuck += f", all {percent(statistics.fmean(measured))}"
     figure = found.figures.get((row, task))
     return mean + spread + stuck + ("" if figure is None else f" ({figure})")
 

@@ -15,6 +15,7 @@ import collections
 import dataclasses
 import functools
 import itertools
+import math
 import pathlib
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +40,7 @@ from bert_keras.tasks.data.conll import FILES, read_corpus
 from bert_keras.tasks.data.glue import LABEL, ROWS
 from bert_keras.tasks.data.sources import check_dev_split, split_file
 from bert_keras.tasks.frozen.extractor import Extractor, Pieces, TextUnits, text_units
-from bert_keras.tasks.metrics import ONE_SEED, Table, accuracy, entity_scores, percent
+from bert_keras.tasks.metrics import ONE_SEED, Table, accuracy, entity_scores, ordering, percent
 from bert_keras.tasks.options import ProbeOptions
 from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.study.grid import Cell, Study
@@ -57,6 +58,7 @@ COLUMNS = {"pos": ("2", 3, 4), "chunk": ("3", 3, 4), "entities": (None, 2, None)
 # Probes of one text: GLUE's tasks with classes.
 TEXTS = tuple(name for name, row in ROWS.items() if len(row.text) == 1 and row.labels)
 CHECKPOINT, RANDOM = "checkpoint", "random weights"
+RULE = "(Welch's t-test over the draws of training examples, 5 %; the dev examples are the same)"
 CHUNK = 256  # examples between two looks at the clock
 
 
@@ -131,17 +133,38 @@ class Result:
     measure: that of its kind
     layers: weights (CHECKPOINT, RANDOM) -> for each layer, 0 for the embeddings, the measure of each restart
     baseline: of the most common training label
+    dev_labels: the number of labels that the measure counts
     """
 
     name: str
     measure: str
     layers: Mapping[str, Sequence[Sequence[float]]]
     baseline: float
+    dev_labels: int
 
-    def best(self) -> int:
-        """The layer with the highest mean."""
-        means = [statistics.fmean(values) for values in self.layers[CHECKPOINT]]
-        return means.index(max(means))
+    def best(self) -> int | None:
+        """The layer whose mean exceeds that of every other layer (RULE), or None."""
+        layers = self.layers[CHECKPOINT]
+        first, *others = sorted(range(len(layers)), key=lambda layer: -statistics.fmean(layers[layer]))
+        return first if all(_exceeds(layers[first], layers[other]) for other in others) else None
+
+    def learned(self) -> list[int]:
+        """The layers whose mean exceeds that of the same layer at random weights (RULE)."""
+        pairs = zip(self.layers[CHECKPOINT], self.layers[RANDOM], strict=True)
+        return [layer for layer, (trained, control) in enumerate(pairs) if _exceeds(trained, control)]
+
+    def dev_error(self) -> float:
+        """The standard error that the dev labels give to the highest mean, as if it were an accuracy of independent labels."""
+        highest = max(statistics.fmean(values) for values in self.layers[CHECKPOINT])
+        return math.sqrt(highest * (1 - highest) / self.dev_labels)
+
+
+def _exceeds(values: Sequence[float], others: Sequence[float]) -> bool:
+    return ordering(values, others).verdict == "holds"
+
+
+def _layer(number: int) -> str:
+    return "embeddings" if number == 0 else f"layer {number}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -340,23 +363,43 @@ def _result(
             x = _vectors(extractor, part, about=f"{about}, restart {number}", log=log)
             restarts.append(probe.on_layers(part, x, y))
         layers[weights] = [list(values) for values in zip(*restarts, strict=True)]
-    return Result(name=probe.name, measure=probe.kind.measure, layers=layers, baseline=probe.baseline())
+    return Result(
+        name=probe.name,
+        measure=probe.kind.measure,
+        layers=layers,
+        baseline=probe.baseline(),
+        dev_labels=len(_labels(probe.dev)),
+    )
 
 
 def tables(results: Sequence[Result]) -> Iterator[Table]:
     """A table for each probe: the mean and standard error of each layer, in percent.
 
-    The error covers the examples that are drawn; the weights, random ones too, are the same in all restarts.
+    The error covers the draws of training examples; dev examples and weights, random ones too, are the same in all restarts.
     """
     for one in results:
         rows: list[tuple[Any, ...]] = []
         for layer, cells in enumerate(zip(one.layers[CHECKPOINT], one.layers[RANDOM], strict=True)):
-            label = "embeddings" if layer == 0 else f"layer {layer}"
-            rows.append((f"{label}, the best" if layer == one.best() else label, *map(_percent, cells)))
+            best = ", the best" if layer == one.best() else ""
+            rows.append((f"{_layer(layer)}{best}", *map(_percent, cells)))
         rows.append(("most common label", percent(one.baseline), ""))
         restarts = len(one.layers[CHECKPOINT][0])
         runs = ONE_SEED if restarts < 2 else f"mean ± standard error of {restarts} draws of training examples"
-        yield Table(f"{one.name}: {one.measure} on dev, percent; {runs}", ("layer", CHECKPOINT, RANDOM), rows)
+        dev = f"the {one.dev_labels:,} dev labels have an error of about {percent(one.dev_error())} besides"
+        title = f"{one.name}: {one.measure} on dev, percent; {runs}; {dev}"
+        yield Table(title, ("layer", CHECKPOINT, RANDOM), rows)
+
+
+def conclusions(one: Result) -> list[str]:
+    """The lines below the table of a probe: its best layer, the layers over random weights, and the rule for both."""
+    if len(one.layers[CHECKPOINT][0]) < 2:
+        return [f"{one.name}: {ONE_SEED}, so no layer is marked; give more --restarts"]
+    best = one.best()
+    learned = ", ".join(map(_layer, one.learned())) or "no layer"
+    return [
+        f"{one.name}: {'no layer exceeds all others' if best is None else f'{_layer(best)} exceeds all others'} {RULE}",
+        f"{one.name}: over the same layer at random weights {RULE}: {learned}",
+    ]
 
 
 def _percent(values: Sequence[float]) -> str:
@@ -382,6 +425,7 @@ def draw(results: Sequence[Result], path: pathlib.Path) -> None:
         panel.set_ylim(0, 102)  # a small difference looks small
         panel.set_title(one.name)
         panel.set_xlabel("layer (0: embeddings)")
+        panel.xaxis.get_major_locator().set_params(integer=True)
         panel.set_ylabel(f"{one.measure} on dev, percent")
     panels[0].legend(fontsize="small")
     figure.savefig(path, dpi=120)

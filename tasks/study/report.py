@@ -58,6 +58,8 @@ def draw(
         panel.set_ylim(-0.6, len(names) - 0.4)
         panel.set(title=title, xlabel="dev, percent")
         panel.spines[["top", "right"]].set_visible(False)
+    if any(dot.degenerate for rows in panels.values() for dots in rows.values() for dot in dots):
+        figure.axes[0].plot([], [], "x", color="tab:blue", label="failed to learn")
     figure.axes[0].legend(fontsize="small")
     figure.savefig(path, dpi=120)
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import flag_of
-from bert_keras.io.own_code import is_own, load_own
 from bert_keras.model.choices import LAYERS, check_layers
 from bert_keras.tasks.hparams import OF_FEATURES, Hparams
 from bert_keras.tasks.options import TAGGING_DEFAULTS
@@ -31,6 +30,7 @@ def check_once(kind: str, names: Sequence[str]) -> None:
 class Row:
     """One row of a table.
 
+    name: in tables and, in lower case, of its folder
     recipe: a key of RECIPES, or MODULE:NAME
     settings: of its pre-training, besides those of the scale
     weights: the row whose pre-training it uses; None for its own pre-training
@@ -119,31 +119,6 @@ ABLATIONS = {
         },
     ),
 }
-
-
-def chosen_rows(table: Sequence[Row], names: Sequence[str] | None) -> list[Row]:
-    """The rows of a table with these names, in its order, CONTROL, and a user's own by MODULE:NAME; None takes the table.
-
-    Raises BertKerasError for other names.
-    """
-    known = {row.name: row for row in (*table, Row(name=CONTROL, weights=table[0].name, share=0.0))}
-    if names is None:
-        return [*known.values()]
-    check_once("rows", names)
-    known |= {name: _own_row(name) for name in names if is_own(name)}
-    if unknown := [name for name in names if name not in known]:
-        raise BertKerasError(f"unknown row {unknown[0]!r}; give some of {'; '.join(known)}.")
-    return [row for name, row in known.items() if name in names]
-
-
-def _own_row(name: str) -> Row:
-    """A Row of a user's own by MODULE:NAME, which is its name in the study. Raises BertKerasError for another object."""
-    found = load_own(name, given="--rows")
-    if not isinstance(found, Row):
-        raise BertKerasError(
-            f"--rows {name} is {type(found).__name__}; give a Row (bert_keras.tasks.study.rows)."
-        )
-    return dataclasses.replace(found, name=name)
 
 
 FEATURES = "-features"  # suffix of a task's name: use the feature-based approach

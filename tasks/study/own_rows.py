@@ -1,0 +1,57 @@
+"""The rows that a study runs: those of a table, by name, and a user's own Row, by MODULE:NAME."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from bert_keras.errors import BertKerasError
+from bert_keras.io.own_code import is_own, load_own
+from bert_keras.tasks.study.rows import CONTROL, Row, check_once
+
+
+def folder_name(row: str) -> str:
+    """The name of a row's folder."""
+    return "-".join("".join(letter if letter.isalnum() else " " for letter in row.lower()).split())
+
+
+def chosen_rows(table: Sequence[Row], names: Sequence[str] | None) -> list[Row]:
+    """The rows of a table with these names, in its order, CONTROL, and a user's own by MODULE:NAME; None takes the table.
+
+    Raises BertKerasError for other names, for two rows whose folders would have one name, and for a row of a user's own with the
+    weights of a row that has no pre-training here.
+    """
+    known = {row.name: row for row in (*table, Row(name=CONTROL, weights=table[0].name, share=0.0))}
+    if names is None:
+        return [*known.values()]
+    check_once("rows", names)
+    own = {name: _own_row(name) for name in names if is_own(name)}
+    if unknown := [name for name in names if name not in known | own]:
+        raise BertKerasError(
+            f"unknown row {unknown[0]!r}; give some of {'; '.join(known)}, or MODULE:NAME for one of your own."
+        )
+    folders = {"", *map(folder_name, known)}
+    for name, row in own.items():
+        if (folder := folder_name(row.name)) in folders:
+            raise BertKerasError(
+                f"--rows {name} has the name {row.name!r}, which names no folder of its own; give another name."
+            )
+        folders.add(folder)
+    pretrained = {row.name: row for row in (*table, *own.values()) if row.weights is None}
+    for name, row in own.items():
+        weights = row.weights and (own[row.weights].name if row.weights in own else row.weights)
+        if weights is not None and weights not in pretrained:
+            raise BertKerasError(
+                f"--rows {name} has the weights of {weights!r}; give one of {'; '.join(pretrained)}, or name that row in --rows "
+                "too."
+            )
+        own[name] = dataclasses.replace(row, weights=weights)
+    return [row for name, row in {**known, **own}.items() if name in names]
+
+
+def _own_row(name: str) -> Row:
+    """A Row of a user's own. Raises BertKerasError for another object."""
+    found = load_own(name, given="--rows")
+    if not isinstance(found, Row):
+        raise BertKerasError(
+            f"--rows {name} is {type(found).__name__}; give a Row (bert_keras.tasks.study.rows)."
+        )
+    return found
