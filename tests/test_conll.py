@@ -157,6 +157,13 @@ def test_rows_of_words_and_tags(tmp_path):
     assert [(raw["tokens"], raw["tags"]) for raw in raws] == [(b"Ada met", b"B-PER O"), (b"Rome", b"B-LOC")]
 
 
+def test_rows_with_text_and_tokens_are_spans(tmp_path):
+    row = '{"text": "Ada met", "tokens": [{"text": "Ada", "id": 0}], "spans": [{"start": 0, "end": 3, "label": "PER"}]}'
+    (tmp_path / "train.jsonl").write_text(row)
+    (raw,) = Tagging.open("conll2003", tmp_path, context="sentence").examples("train").as_numpy_iterator()
+    assert (raw["text"], raw["tags"]) == (b"Ada met", b"B-PER O")
+
+
 def test_comments_before_a_sentence_are_no_words(tmp_path):
     text = "# id 3f8a\tdomain=en\nAda B-PER\n# O\n\n# source: a # list\nRome B-LOC\n\n# O\n1 O\n"
     (tmp_path / "train.txt").write_text(text)

@@ -230,13 +230,13 @@ class Checkpoint:
         found = {
             name
             for name, tensor in self.tensors.items()
-            if name not in variable_shapes(self.config) and not _fits(tensor.shape, known.get(name))
+            if name not in variable_shapes(self.config) and not fits(tensor.shape, known.get(name))
         }
         heads = {name.split("/")[0] for name in found} & {*HEADS}
         return frozenset(found | {name for name in self.tensors if name.split("/")[0] in heads})
 
 
-def _fits(shape: Sequence[int], wanted: Sequence[int] | None) -> bool:
+def fits(shape: Sequence[int], wanted: Sequence[int] | None) -> bool:
     """True for the wanted shape, in which 0 stands for any size."""
     if wanted is None or len(shape) != len(wanted):
         return False

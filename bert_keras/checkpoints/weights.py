@@ -18,6 +18,7 @@ from bert_keras.checkpoints.checkpoint import (
     Format,
     OpenFile,
     Row,
+    fits,
     numpy_dtype,
 )
 from bert_keras.config import MAX_LAYERS, BertConfig
@@ -385,7 +386,7 @@ def _known_rows(config: BertConfig, source: OpenFile) -> tuple[list[tuple[str, R
             unknown.append(raw)
             continue
         wanted = rows[name].their_shape(config)
-        if len(shape) != len(wanted) or any(w not in (0, s) for s, w in zip(shape, wanted, strict=True)):
+        if not fits(shape, wanted):
             raise BertKerasError(
                 f"{raw} in {source.file} has shape {list(shape)}; the config wants {list(wanted)}: "
                 "weights and config belong to different models; bring both of one model."

@@ -168,11 +168,15 @@ def read_corpus(
 
 
 def holds_rows(path: Path) -> bool:
-    """True for JSON lines whose first row has words."""
+    """True for JSON lines whose first row has words and no text: Prodigy's rows of spans have tokens beside their text."""
     if not path.name.lower().removesuffix(".gz").endswith(ROWS):
         return False
     first = next((line for _, line in nonblank_lines(path)), "")
-    return any(f'"{name}"' in first for name in WORDS_OF_ROW)
+    try:
+        row = parse_json(first, source=path)
+    except BertKerasError:  # which the reader of spans names with its line
+        return False
+    return isinstance(row, dict) and "text" not in row and any(name in row for name in WORDS_OF_ROW)
 
 
 def _read_rows(path: Path) -> Iterator[Sentence]:
