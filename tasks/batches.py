@@ -4,7 +4,7 @@ In: raw strings and labels. Out: (features, labels, weights) batches with exampl
 of `Problem.decode` for every example, in the order of the examples.
 
 A task with windows turns a batch of B examples into W windows: features, labels and outputs are [W, ...], decoded outputs [B,
-...].
+...]. If its loss reads them together, labelled batches are [B, K, ...], with the K windows of each example in one row.
 """
 
 import concurrent.futures
@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
-from bert_keras.features import ALL_ROWS, INPUT_MASK, WorkerRows
+from bert_keras.features import ALL_ROWS, EXAMPLE_INDEX, INPUT_MASK, WorkerRows
 from bert_keras.model.kernels import packed_weights
 from bert_keras.optimization.replicas import without_autotuning
 from bert_keras.tasks.devices.strategies import in_replicas, padded_for
@@ -119,11 +119,12 @@ def dataset(
         with windows, whose batches are known only after that
 
     The order is that of `batches`. `preprocess` pads each batch to its longest row, or to one length. For a task with windows,
-    `batch_size` counts windows in labelled batches and examples in unlabelled ones, and the number of batches is unknown.
+    `batch_size` counts windows in labelled batches, unless these are joined, and examples in unlabelled ones; the number of
+    batches of windows is unknown.
     """
     fixed = worker_rows == ALL_ROWS and multiple_of >= max(batch_size, 2)
     rows: Any = {"multiple_of": multiple_of, "worker_rows": worker_rows}
-    if labelled and task.windowed:
+    if labelled and task.windowed and not task.joins_windows:
         if seed is not None:
             examples = examples.shuffle(cardinality(examples), seed=seed)
         made = _map(examples.batch(batch_size), _featurizer(task, preprocess, labelled=True))
@@ -204,9 +205,54 @@ def _featurizer(
         features = task.features(preprocess, raw)
         if not labelled:
             return features, raw
-        return (model_inputs(features), *task.labels(raw, features))
+        made = (model_inputs(features), *task.labels(raw, features))
+        return _join_windows(*made, features[EXAMPLE_INDEX]) if task.joins_windows else made
 
     return featurize
+
+
+def _join_windows(
+    features: Features, labels: tf.Tensor, weights: tf.Tensor, example: tf.Tensor
+) -> tuple[Features, tf.Tensor, tf.Tensor]:
+    """Windows [W, ...] -> the windows of each example in one row, [B, K, ...].
+
+    example: int32 [W], the example of each window
+
+    An example with fewer windows than K has copies of its first window, with labels -1 and weights 0: a row of padding alone
+    has no token to attend to.
+    """
+    counts = tf.math.bincount(example)
+    places = tf.range(tf.reduce_max(counts))
+    real = places < counts[:, tf.newaxis]
+    window = tf.cumsum(counts, exclusive=True)[:, tf.newaxis] + tf.where(real, places, 0)
+
+    def joined(one: tf.Tensor, filling: float | None = None) -> tf.Tensor:
+        rows = tf.gather(one, window)
+        if filling is None:
+            return rows
+        mask = tf.reshape(real, tf.concat([tf.shape(real), tf.ones_like(tf.shape(one)[1:])], axis=0))
+        return tf.where(mask, rows, tf.cast(filling, one.dtype))
+
+    return {name: joined(one) for name, one in features.items()}, joined(labels, -1), joined(weights, 0)
+
+
+def call_network(network: keras.Model, call: Callable[..., Any], inputs: Features, *, training: bool) -> Any:
+    """The outputs of features [B, ...], or of joined windows [B, K, ...], which the network reads one by one.
+
+    call: the network, or its form for stored vectors
+    """
+    ids = inputs[INPUT_MASK]
+    if len(ids.shape) == len(network.inputs[0].shape):
+        return call(inputs, training=training)
+    rows = {name: _reshaped(one, [-1], one, 2) for name, one in inputs.items()}
+    outputs = call(rows, training=training)
+    return _reshaped(outputs, tf.shape(ids)[:2], outputs, 1)
+
+
+def _reshaped(values: tf.Tensor, leading: Any, like: tf.Tensor, axis: int) -> tf.Tensor:
+    """Values with other leading axes, before the axes of `like` from `axis` on."""
+    made = tf.reshape(values, tf.concat([leading, tf.shape(like)[axis:]], axis=0))
+    return tf.ensure_shape(made, [*[None] * (len(made.shape) - len(like.shape[axis:])), *like.shape[axis:]])
 
 
 def set_row_count(batches: tf.data.Dataset, count: int) -> tf.data.Dataset:

@@ -32,7 +32,7 @@ from bert_keras.io.paths import to_path
 from bert_keras.model.choices import places_of, training_policy
 from bert_keras.model.feature_bilstm import VECTORS, FrozenNetwork, bilstm_of
 from bert_keras.optimization.training_model import TrainingSteps
-from bert_keras.tasks.batches import dataset
+from bert_keras.tasks.batches import call_network, dataset
 from bert_keras.tasks.devices.workers import Workers
 from bert_keras.tasks.frozen.cache import Cache, CacheReader, layers_in, open_cache, writing_cache
 from bert_keras.tasks.frozen.extractor import FEATURES, Extractor, Rows, rows_in
@@ -219,7 +219,7 @@ class ModelOnVectors(TrainingSteps, keras.Model):
 
     def call(self, inputs: Features, training: bool = False) -> Any:
         """Features -> outputs."""
-        return self._parts(inputs, training=training)
+        return call_network(self.network, self._parts, inputs, training=training)
 
 
 def folder_of(output: str | pathlib.Path, cache: str | pathlib.Path | None) -> pathlib.Path:

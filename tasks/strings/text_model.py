@@ -24,7 +24,7 @@ from bert_keras.model.feature_bilstm import FrozenNetwork, bilstm_of
 from bert_keras.optimization.optimizers import AdamW
 from bert_keras.optimization.replicas import check_scope
 from bert_keras.optimization.training_model import TrainingSteps
-from bert_keras.tasks.batches import Examples
+from bert_keras.tasks.batches import Examples, call_network
 from bert_keras.tasks.devices.strategies import differ_between_replicas
 from bert_keras.tasks.frozen.row_vectors import RowVectors, fitting
 from bert_keras.tasks.hparams import Hparams
@@ -87,7 +87,7 @@ class TextModel(text_model_parts.Described, TrainingSteps, keras.Model):
 
     def call(self, inputs: Features, training: bool = False) -> Any:
         """Features -> logits."""
-        return (self.network if self._parts is None else self._parts)(inputs, training=training)
+        return call_network(self.network, self._parts or self.network, inputs, training=training)
 
     def forget_vectors(self) -> None:
         """Ends the use of the vectors of `fit`'s texts, which the traced prediction holds too."""
