@@ -112,7 +112,7 @@ class Problem(Protocol):
     trains: False if there is nothing to learn, only to predict
     pretrained_head: True if pre-training trains the head too; fine-tuning then starts from the checkpoint's head
     head: the name of its head in a checkpoint
-    layers: the layers of its model with weights, beside the encoder and the head
+    other_layers: the layers of its model with weights, beside the encoder and the head
     architectures: the classes of checkpoints that were trained for it, as in `Checkpoint.architecture`
     answers: the meaning of the numbers that it predicts, where its head alone does not say it
     calibrated: the numbers in `to_json` that `calibrate` chooses
@@ -137,7 +137,7 @@ class Problem(Protocol):
     trains: bool = True
     pretrained_head: bool = False
     head: str = ""
-    layers: tuple[str, ...] = ()
+    other_layers: tuple[str, ...] = ()
     architectures: tuple[str, ...] = ()
     answers: str = ""
     calibrated: tuple[str, ...] = ()

@@ -9,6 +9,7 @@ So a loss, a decoding or another program needs no weights of the layer, and each
 Sources: Lafferty et al. 2001; Lample et al. 2016, sec. 2.2.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,10 +30,8 @@ _NOT_GIVEN = -1e8  # of the tags beside a given tag: under any number of forbidd
 class CRF(keras.layers.Layer):
     """The transitions between the tags of a sequence, and the mathematics of its paths.
 
-        outputs = bk.CRF(9)(emissions)                       # of a layer with a number for each tag
-        model = keras.Model(inputs, outputs)
-        model.compile("adam", loss=bk.crf_loss)              # labels int [B, S], negative outside of the sequence
-        paths = bk.CRF.best_paths(model(features), mask)     # mask bool [B, S]
+    `keras.Model(inputs, bk.CRF(9)(emissions))` learns with `loss=bk.crf_loss`, from labels int [B, S] that are negative outside
+    of the sequence; `bk.CRF.best_paths(model(features), mask)` gives the tags, for a mask bool [B, S].
 
     tags: the number of tags C, or their names
     iob: True forbids each "I-" tag that continues no entity of its type, where the tags have a "B-" of it; needs names
@@ -40,9 +39,8 @@ class CRF(keras.layers.Layer):
         weight moves by 0.05 in 1,000 steps, which is too little for a transition
 
     Weights, float32, all 0 at the start: `start` [C], `end` [C], `transitions` [C, C], from a tag (row) to the next (column).
-    Every function takes potentials, and a mask that is True at the places of the sequence; None means all places. A place that is
-    masked is passed over wherever it stands.
-    Raises BertKerasError for fewer than 2 tags, and for `iob` without names.
+    Every function takes potentials, and a mask that is True at the places of the sequence; None means all places. Another place
+    is passed over, wherever it stands. Raises BertKerasError for fewer than 2 tags, and for `iob` without names.
     """
 
     def __init__(
@@ -57,18 +55,18 @@ class CRF(keras.layers.Layer):
     ) -> None:
         # Sums over a sequence: bfloat16 would round them.
         super().__init__(name=name, dtype=wide(dtype), trainable=trainable)
-        self.tags: Any = tags if isinstance(tags, int) else tuple(tags)
+        self.tags: int | tuple[str, ...] = tags if isinstance(tags, int) else tuple(tags)
         self.count = tags if isinstance(tags, int) else len(tags)
         if self.count < 2:
             raise BertKerasError(f"a CRF has {self.count} tags; give at least 2.")
-        if iob and isinstance(tags, int):
-            raise BertKerasError(
-                f"iob needs the names of the tags, and tags is {tags}; give a list, such as ['O', 'B-PER', 'I-PER']."
-            )
         self.iob, self.scale = iob, scale
-        self._penalties = (
-            _iob_penalties(self.tags) if iob else np.zeros((2 + self.count, self.count), "float32")
-        )
+        self._penalties = np.zeros((2 + self.count, self.count), "float32")
+        if iob:
+            if isinstance(self.tags, int):
+                raise BertKerasError(
+                    f"iob needs the names of the tags, and tags is {tags}; give a list, such as ['O', 'B-PER', 'I-PER']."
+                )
+            self._penalties = _iob_penalties(self.tags)
         self.build()
 
     def build(self, emissions_shape: Any = None) -> None:
@@ -129,14 +127,17 @@ class CRF(keras.layers.Layer):
         """The tags of the path with the highest score, by Viterbi's algorithm: int32 [B, S], -1 at masked places."""
         emissions, start, end, transitions = split_potentials(potentials)
         mask = _mask_of(emissions, mask)
-        scores = _scores_to(emissions, mask, start, transitions, ops.max)  # [S, B, C]
+        best = functools.partial(
+            ops.max, initial=float("-inf")
+        )  # without `initial`, Keras refuses an empty batch
+        scores = _scores_to(emissions, mask, start, transitions, best)  # [S, B, C]
         last = ops.flip(_first_places(ops.flip(mask, axis=1)), axis=1)
 
         def step(after: Any, place: Any) -> Any:
             score, real, closes = place[:, :-2], place[:, -2] > 0, place[:, -1:] > 0
             column = ops.sum(transitions * ops.expand_dims(ops.one_hot(after, end.shape[-1]), 1), axis=-1)
-            best = ops.argmax(score + ops.where(closes, end, column), axis=-1)
-            found = ops.where(real, ops.cast(best, "int32"), after)
+            tag = ops.argmax(score + ops.where(closes, end, column), axis=-1)
+            found = ops.where(real, ops.cast(tag, "int32"), after)
             return found, found
 
         begin = ops.zeros_like(end[:, 0], dtype="int32")

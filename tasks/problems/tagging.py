@@ -117,7 +117,7 @@ class Tagging(Task):
         self.context, self.doc_stride = context, doc_stride
         self.word_column, self.tag_column = word_column, tag_column
         self.crf, self.iob_constraints = crf, iob_constraints
-        self.joins_windows, self.layers = crf, ("crf",) if crf else ()
+        self.joins_windows, self.other_layers = crf, ("crf",) if crf else ()
         self.defaults = TAGGING_DEFAULTS[context]
 
     @classmethod

@@ -263,7 +263,7 @@ def save_model(
             f"a run of {model.problem.kind} cannot be written to {filepath}; give a .keras file."
         )
     bilstm = bilstm_of(model.network)
-    known = {*checkpoints.HEADS, bilstm and bilstm.name, *model.problem.layers}
+    known = {*checkpoints.HEADS, bilstm and bilstm.name, *model.problem.other_layers}
     own = {*heads_of(model.network)} - known
     if own and TASKS.get(model.problem.kind) is type(model.problem):
         raise BertKerasError(
