@@ -164,7 +164,7 @@ def test_large_cases_equal_pytorch_crf():
     pairs = {"start": "start_transitions", "end": "end_transitions", "transitions": "transitions"}
     with torch.no_grad():
         for ours, name in pairs.items():
-            getattr(theirs, name).copy_(torch.tensor(np.array(getattr(crf, ours))))
+            getattr(theirs, name).copy_(torch.tensor(getattr(crf, ours).numpy()))
     emissions = draw.normal(size=(64, 120, 9)).astype("float32")
     mask = np.arange(120) < draw.integers(1, 121, size=(64, 1))
     gold, potentials = draw.integers(0, 9, size=mask.shape), crf(emissions)

@@ -127,9 +127,8 @@ class CRF(keras.layers.Layer):
         """The tags of the path with the highest score, by Viterbi's algorithm: int32 [B, S], -1 at masked places."""
         emissions, start, end, transitions = split_potentials(potentials)
         mask = _mask_of(emissions, mask)
-        best = functools.partial(
-            ops.max, initial=float("-inf")
-        )  # without `initial`, Keras refuses an empty batch
+        # Without `initial`, Keras refuses an empty batch.
+        best = functools.partial(ops.max, initial=float("-inf"))
         scores = _scores_to(emissions, mask, start, transitions, best)  # [S, B, C]
         last = ops.flip(_first_places(ops.flip(mask, axis=1)), axis=1)
 

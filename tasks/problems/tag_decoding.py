@@ -67,10 +67,8 @@ def decode_words(outputs: tf.Tensor, features: Features, raw: Raw, *, crf: bool 
         best, score = decode_sentences(outputs, at, opens(tf.gather(sentences, word)))
     else:
         probabilities = tf.gather_nd(tf.nn.softmax(outputs), at)
-        best, score = (
-            tf.argmax(probabilities, axis=-1, output_type=tf.int32),
-            tf.reduce_max(probabilities, axis=-1),
-        )
+        best = tf.argmax(probabilities, axis=-1, output_type=tf.int32)
+        score = tf.reduce_max(probabilities, axis=-1)
     size = tf.shape(rows, out_type=tf.int64)
     labels, scores = (tf.scatter_nd(word[:, tf.newaxis], values, size) for values in (best, score))
     return TaggedWords(starts, ends, labels, scores, opens(rows), opens(sentences))

@@ -34,9 +34,8 @@ def label_sentences(
     A label is a tag, or C if the tag is not known; C + 1 is added at the first word of a sentence. Other tokens have -1.
     """
     index = features[WORD_INDEX]
-    at = tf.where(
-        index >= 0
-    )  # in the order of the text: the window of a later word is the same or a later one
+    # In the order of the text: the window of a later word is the same or a later one.
+    at = tf.where(index >= 0)
     row = tf.gather(features[EXAMPLE_INDEX], at[:, 0])
     word = tf.gather(tags.row_starts(), row) + tf.cast(tf.gather_nd(index, at), tf.int64)
     first = tf.cast(opens(tf.gather(sentence_numbers(raw, tags), word)), tf.int32)
