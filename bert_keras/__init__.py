@@ -10,6 +10,7 @@ if TYPE_CHECKING:  # editors and type checkers read these lines; they do not run
     from bert_keras.config import BertConfig
     from bert_keras.errors import BertKerasError
     from bert_keras.fields import Masking
+    from bert_keras.model.crf import CRF, crf_loss
     from bert_keras.model.encoder import BertEncoder, encoder_inputs
     from bert_keras.model.feature_bilstm import LayerMix
     from bert_keras.model.heads import (
@@ -61,6 +62,7 @@ if TYPE_CHECKING:  # editors and type checkers read these lines; they do not run
 
 __version__ = "0.1.0"  # setup.cfg reads it
 __all__ = [
+    "CRF",
     "LAMB",
     "AdamW",
     "AddedToken",
@@ -103,6 +105,7 @@ __all__ = [
     "WordPiece",
     "chooser",
     "classifier",
+    "crf_loss",
     "cross_entropy",
     "embedder",
     "encoder_inputs",
@@ -130,6 +133,7 @@ _HOMES = {
     "bert_keras.text.sentencepiece": ("SentencePiece",),
     "bert_keras.text.wordpiece": ("WordPiece",),
     "bert_keras.text.preprocessing": ("Preprocessor", "pad_batches"),
+    "bert_keras.model.crf": ("CRF", "crf_loss"),
     "bert_keras.model.encoder": ("BertEncoder", "encoder_inputs"),
     "bert_keras.model.heads": CLASSES["bert_keras.model.heads"],
     "bert_keras.fields": ("Masking",),

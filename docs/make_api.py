@@ -49,10 +49,10 @@ SECTIONS = {
         "MeanPooling",
         "HubLayer",
     ),
-    "Heads": bert_keras.model.registered.CLASSES["bert_keras.model.heads"],
+    "Heads": (*bert_keras.model.registered.CLASSES["bert_keras.model.heads"], "CRF"),
     "Training": (
         *("AdamW", "LAMB", "WarmupLinearDecay", "SlantedTriangular"),
-        *("GlobalMean", "cross_entropy", "squared_error"),
+        *("GlobalMean", "cross_entropy", "squared_error", "crf_loss"),
     ),
     "Pre-training": (
         *("Pretrainer", "ElectraPretrainer", "MaskedLM", "LeftToRight", "ReplacedTokens", "SentencePair"),

@@ -4,7 +4,7 @@ In: raw strings and labels. Out: (features, labels, weights) batches with exampl
 of `Problem.decode` for every example, in the order of the examples.
 
 A task with windows turns a batch of B examples into W windows: features, labels and outputs are [W, ...], decoded outputs [B,
-...].
+...]. If its loss reads them together, labelled batches are [B, K, ...], with the K windows of each example in one row.
 """
 
 import concurrent.futures
@@ -19,11 +19,12 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
-from bert_keras.features import ALL_ROWS, INPUT_MASK, WorkerRows
+from bert_keras.features import ALL_ROWS, EXAMPLE_INDEX, INPUT_MASK, WorkerRows
 from bert_keras.io.own_code import is_own
 from bert_keras.model.kernels import packed_weights
 from bert_keras.optimization.replicas import without_autotuning
 from bert_keras.tasks.devices.strategies import in_replicas, padded_for
+from bert_keras.tasks.joined_windows import join_windows
 from bert_keras.tasks.task import (
     Arrays,
     Features,
@@ -130,11 +131,12 @@ def dataset(
         with windows, whose batches are known only after that
 
     The order is that of `batches`. `preprocess` pads each batch to its longest row, or to one length. For a task with windows,
-    `batch_size` counts windows in labelled batches and examples in unlabelled ones, and the number of batches is unknown.
+    `batch_size` counts windows in labelled batches, unless these are joined, and examples in unlabelled ones; the number of
+    batches of windows is unknown.
     """
     fixed = worker_rows == ALL_ROWS and multiple_of >= max(batch_size, 2)
     rows: Any = {"multiple_of": multiple_of, "worker_rows": worker_rows}
-    if labelled and task.windowed:
+    if labelled and task.windowed and not task.joins_windows:
         if seed is not None:
             examples = examples.shuffle(cardinality(examples), seed=seed)
         made = _map(examples.batch(batch_size), _featurizer(task, preprocess, labelled=True))
@@ -215,7 +217,8 @@ def _featurizer(
         features = task.features(preprocess, raw)
         if not labelled:
             return features, raw
-        return (model_inputs(task, features), *task.labels(raw, features))
+        made = (model_inputs(task, features), *task.labels(raw, features))
+        return join_windows(*made, features[EXAMPLE_INDEX]) if task.joins_windows else made
 
     return featurize
 

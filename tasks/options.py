@@ -56,6 +56,19 @@ class TaggingOptions(WindowOptions):
         None,
         help="conll2003: the column of the tags, likewise (default: the only one with tags of entities; else the last)",
     )
+    crf: bool = setting(
+        False,
+        help="conll2003: choose the tags of a sentence together, by a conditional random field; a batch then counts documents or "
+        "sentences, not windows",
+    )
+    iob_constraints: bool = setting(
+        False, help="with crf: no I- tag without a tag of its entity before it, in training and in answers"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.iob_constraints and not self.crf:
+            raise wrong_setting(self, "iob_constraints", "False without crf, whose transitions it constrains")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -107,9 +107,12 @@ class Problem(Protocol):
     outputs: the encoder outputs that the model reads
     model_features: the features that the model reads besides the encoder's inputs, [B, ...]; `labels` and `decode` read all
     windowed: True if examples are cut into windows
+    joins_windows: True if the loss reads the windows of an example together: a row of a labelled batch is an example with all its
+        windows, [B, K, ...], and a label of -1 is none. Everywhere else, a row is a window
     trains: False if there is nothing to learn, only to predict
     pretrained_head: True if pre-training trains the head too; fine-tuning then starts from the checkpoint's head
     head: the name of its head in a checkpoint
+    other_layers: the layers of its model with weights, beside the encoder and the head
     architectures: the classes of checkpoints that were trained for it, as in `Checkpoint.architecture`
     answers: the meaning of the numbers that it predicts, where its head alone does not say it
     calibrated: the numbers in `to_json` that `calibrate` chooses
@@ -132,9 +135,11 @@ class Problem(Protocol):
     outputs: tuple[str, ...] = (POOLED_OUTPUT,)
     model_features: tuple[str, ...] = ()
     windowed: bool = False
+    joins_windows: bool = False
     trains: bool = True
     pretrained_head: bool = False
     head: str = ""
+    other_layers: tuple[str, ...] = ()
     architectures: tuple[str, ...] = ()
     answers: str = ""
     calibrated: tuple[str, ...] = ()

@@ -124,6 +124,7 @@ CASES = {
     "pair": Case(glue("rte"), "finetune --task rte"),
     "several": Case(write_sets, "finetune --task custom --label-type multi"),
     "tags": Case(write_entities, "finetune --task conll2003 --doc-stride 8"),
+    "paths": Case(write_entities, "finetune --task conll2003 --doc-stride 8 --crf --iob-constraints"),
     "answers": Case(
         lambda folder: write_questions(folder, unanswerable=4),
         "finetune --task squad2.0 --doc-stride 16 --max-query-length 12 --max-answer-length 4 --n-best 4",

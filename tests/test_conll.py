@@ -339,6 +339,7 @@ def test_training_learns_and_reloads(run):
     assert evaluate(loaded, "validation")["f1"] == pytest.approx(results["measures"]["val_f1"])
     kept = loaded.task.to_json()
     named = {"name": "conll2003", "labels": list(LABELS), "scheme": "IOB1"}
+    named |= {"crf": False, "iob_constraints": False}
     assert kept == named | {"context": "document", "doc_stride": 8, "words": "text"}
     assert Tagging.from_json(json.loads(json.dumps(kept))).to_json() == kept
 

@@ -63,6 +63,13 @@ CASES = {
         [["the", "actor", "is", "good"], ["bad", "plot"], ["warm", "actor"] * 8] * 4,
         [["O", "B-PER", "O", "O"], ["O", "O"], ["O", "B-PER"] * 8] * 4,
     ),
+    "paths": (
+        bk.tagger,
+        [["PER"]],
+        {"doc_stride": 8, "crf": True},
+        [["the", "actor", "is", "good"], ["bad", "plot"], ["warm", "actor"] * 8] * 4,
+        [["O", "B-PER", "O", "O"], ["O", "O"], ["O", "B-PER"] * 8] * 4,
+    ),
     "choice": (
         bk.chooser,
         [2],

@@ -178,25 +178,26 @@ def run_of_two(task, folder, data, *, batch_size):
     return results | {"reloaded": evaluate(load_run(folder / f"run_{task.name}", data=data), "validation")}
 
 
-def train_task(task, folder, name, *, batch_size):
+def train_task(task, folder, name, *, batch_size, seq_length, micro_batch=None):
     """Weights and logged losses of what `finetune` trains, after an epoch in a fixed order."""
     source, distribution = checkpoints.read(folder / "checkpoint"), strategy(name)
-    preprocess = Preprocessor(checkpoints.tokenizer_of(source), seq_length=40, pad_to_longest=True)
+    preprocess = Preprocessor(checkpoints.tokenizer_of(source), seq_length=seq_length, pad_to_longest=True)
     rows = rows_for(distribution, batch_size)
     batches = dataset(task, preprocess, task.examples("train"), batch_size=batch_size, multiple_of=rows)
     keras.utils.set_random_seed(1)
     with distribution.scope():
-        model = _compiled_model(
-            task, source, Hparams(learning_rate=1e-3), total_steps=9, keep_head=False, log=lambda line: None
-        )
+        hparams = Hparams(learning_rate=1e-3, micro_batch=micro_batch)
+        settings = {"total_steps": 9, "keep_head": False, "log": lambda line: None}
+        model = _compiled_model(task, source, hparams, **settings)
     losses = model.fit(batches, verbose=0, shuffle=False).history["loss"]
     return model.get_weights(), losses, [len(labels) for _, labels, _ in batches]
 
 
-def compare_task(task, folder, *, batch_size):
-    """Two replicas beside one device, in batches that two do not divide."""
-    one, losses, rows = train_task(task, folder, "one", batch_size=batch_size)
-    two, losses_of_two, rows_of_two = train_task(task, folder, "mirrored", batch_size=batch_size)
+def compare_task(task, folder, *, batch_size, seq_length=40, **of_two):
+    """Two replicas beside one device, in batches that two do not divide. of_two: settings of the replicas alone"""
+    sizes = {"batch_size": batch_size, "seq_length": seq_length}
+    one, losses, rows = train_task(task, folder, "one", **sizes)
+    two, losses_of_two, rows_of_two = train_task(task, folder, "mirrored", **sizes, **of_two)
     return {
         "difference": greatest_difference(one, two),
         "losses": losses,
@@ -286,6 +287,8 @@ def compare():
         results["vectors"] = compare_vectors(MultipleChoice("codah", endings), folder, batch_size=9)
         entities = Tagging.open("conll2003", small_tasks.write_entities(folder / "entities", count=63))
         results["odd_batches"] = compare_task(entities, folder, batch_size=9)
+        sentences = Tagging.open("conll2003", folder / "entities", doc_stride=8, crf=True)
+        results["crf"] = compare_task(sentences, folder, batch_size=9, seq_length=16, micro_batch=2)
     return results
 
 
@@ -310,9 +313,10 @@ def test_two_replicas_do_what_one_device_does(two_replicas, scenario, steps):
         assert got["losses_of_two"] == pytest.approx(got["losses"], rel=1e-6)
 
 
-def test_batches_that_replicas_do_not_divide(two_replicas):
-    """Rows of weight 0 fill windows up; weights and the logged loss stay those of one device."""
-    got = two_replicas["odd_batches"]
+@pytest.mark.parametrize("kind", ["odd_batches", "crf"])
+def test_batches_that_replicas_do_not_divide(two_replicas, kind):
+    """Rows of weight 0 fill up; weights and the logged loss stay those of one device. Those of a CRF are documents."""
+    got = two_replicas[kind]
     assert (got["rows"], got["rows_of_two"]) == ([9, 9, 3], [10, 10, 4])
     assert got["difference"] <= 1e-6
     assert got["losses_of_two"] == pytest.approx(got["losses"], rel=1e-6)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from bert_keras.checkpoints.checkpoint import Checkpoint
 from bert_keras.errors import BertKerasError, first_names
 
+CRF = "crf"  # the layer of a tagger's transitions, in the order of its tags
 UNNAMED = "LABEL_{}"  # transformers' name of a label that has none
 
 
@@ -47,10 +48,12 @@ def order_of(wanted: Sequence[str], there: Sequence[str]) -> list[int] | None:
 
 
 def in_order(checkpoint: Checkpoint, head: str, order: Sequence[int], labels: Sequence[str]) -> Checkpoint:
-    """The checkpoint with the logits of a head in another order, and their names. order: as from `order_of`."""
+    """The checkpoint with the logits of a head in another order, their names, and a CRF's tags. order: as from `order_of`."""
     ordered = {
         name: tensor[..., list(order)]
         for name, tensor in checkpoint.tensors.items()
-        if name.startswith(f"{head}/dense/")
+        if name.startswith((f"{head}/dense/", f"{CRF}/"))
     }
+    if (transitions := ordered.get(f"{CRF}/transitions")) is not None:
+        ordered[f"{CRF}/transitions"] = transitions[list(order)]
     return dataclasses.replace(checkpoint, tensors=checkpoint.tensors | ordered, labels=tuple(labels))

@@ -27,6 +27,7 @@ CLASSES = {
         "ReplacedTokenHead",
         "MeanPooling",
     ),
+    "bert_keras.model.crf": ("CRF",),
     "bert_keras.optimization.schedules": ("SlantedTriangular", "WarmupLinearDecay"),
     "bert_keras.optimization.losses": ("GlobalMean",),
     "bert_keras.optimization.optimizers": ("AdamW", "LAMB"),
@@ -38,7 +39,11 @@ CLASSES = {
     "bert_keras.model.feature_bilstm": ("FeatureBiLSTM", "LayerMix", "ScalarMix"),
     "bert_keras.tasks.strings.text_model": ("TextModel",),
 }
-FUNCTIONS = {"bert_keras.optimization.losses": ("binary_cross_entropy", "cross_entropy", "squared_error")}
+FUNCTIONS = {
+    "bert_keras.model.crf": ("crf_loss",),
+    "bert_keras.optimization.losses": ("binary_cross_entropy", "cross_entropy", "squared_error"),
+    "bert_keras.tasks.problems.tag_sentences": ("sentence_losses",),
+}
 
 
 class _Deferred:

@@ -208,6 +208,11 @@ def split_words(tokens: tf.Tensor) -> tf.RaggedTensor:
     return tf.strings.split(tf.strings.regex_replace(tokens, "\n", " "), " ")
 
 
+def number_sentences(tokens: tf.Tensor) -> tf.Tensor:
+    """The number of each word's sentence, among the sentences of all rows, which newlines separate: string [B] -> int64 [N]."""
+    return tf.strings.split(tf.strings.split(tokens, "\n").values, " ").value_rowids()
+
+
 def _offsets(parts: tf.RaggedTensor, *, gap: int) -> Spans:
     """Consecutive parts with `gap` bytes between them: string [B, (N)] -> start and end of each part in its row."""
     lengths = tf.strings.length(parts.values)

@@ -37,6 +37,7 @@ from bert_keras.tasks.devices.workers import Workers
 from bert_keras.tasks.frozen.cache import Cache, CacheReader, layers_in, open_cache, writing_cache
 from bert_keras.tasks.frozen.extractor import FEATURES, Extractor, Rows, rows_in
 from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.joined_windows import call_network
 from bert_keras.tasks.task import Features, Problem, Task
 from bert_keras.tasks.training.loop import RUN
 from bert_keras.tasks.training.task_model import check_features
@@ -219,7 +220,7 @@ class ModelOnVectors(TrainingSteps, keras.Model):
 
     def call(self, inputs: Features, training: bool = False) -> Any:
         """Features -> outputs."""
-        return self._parts(inputs, training=training)
+        return call_network(self.network, self._parts, inputs, training=training)
 
 
 def folder_of(output: str | pathlib.Path, cache: str | pathlib.Path | None) -> pathlib.Path:

@@ -7,9 +7,10 @@ import tensorflow as tf
 
 from bert_keras.features import EXAMPLE_INDEX, WORD_INDEX
 from bert_keras.tasks.data.conll import OUTSIDE
+from bert_keras.tasks.problems.tag_sentences import decode_sentences, opens, sentence_numbers
 from bert_keras.tasks.task import Features, Raw
 from bert_keras.text.tokenizer import Tokenizer
-from bert_keras.text.words import TOKENS, find_words
+from bert_keras.text.words import find_words
 
 # Bytes of the words of tokens, int32 [B, N], -1 in padding.
 TOKEN_WORDS = ("token_word_starts", "token_word_ends")
@@ -48,25 +49,29 @@ class TaggedWords(NamedTuple):
     first_in_sentence: tf.Tensor
 
 
-def decode_words(outputs: tf.Tensor, features: Features, raw: Raw, letters: "Letters") -> TaggedWords:
-    """Logits float32 [W, S, C] -> the words of the batch. A word without a token gets label 0 and score 0."""
-    at = tf.where(features[WORD_INDEX] >= 0)
-    best = tf.gather_nd(tf.nn.softmax(outputs), at)  # [P, C], for the words with a token
+def decode_words(outputs: tf.Tensor, features: Features, raw: Raw, *, crf: bool = False) -> TaggedWords:
+    """Logits float32 [W, S, C], or the potentials of a CRF -> the words of the batch.
+
+    A word without a token gets label 0 and score 0.
+    """
+    at = tf.where(features[WORD_INDEX] >= 0)  # [P, 2], of the words with a token
     if TOKEN_WORDS[0] in features:
         starts, ends = (tf.RaggedTensor.from_tensor(features[name], padding=-1) for name in TOKEN_WORDS)
     else:
         starts, ends = find_words(raw)
     row = tf.gather(features[EXAMPLE_INDEX], at[:, 0])
     word = tf.gather(starts.row_starts(), row) + tf.cast(tf.gather_nd(features[WORD_INDEX], at), tf.int64)
-    size = tf.shape(starts.values, out_type=tf.int64)
-    labels = tf.scatter_nd(word[:, tf.newaxis], tf.argmax(best, axis=-1, output_type=tf.int32), size)
-    scores = tf.scatter_nd(word[:, tf.newaxis], tf.reduce_max(best, axis=-1), size)
-    first_in_row = starts.value_rowids() > tf.concat([[-1], starts.value_rowids()[:-1]], axis=0)
-    first_in_sentence = first_in_row
-    if TOKENS in raw:
-        before = letters.at(starts.with_values(tf.maximum(starts.values - 1, 0)))
-        first_in_sentence |= tf.equal(before, "\n")
-    return TaggedWords(starts, ends, labels, scores, first_in_row, first_in_sentence)
+    rows = starts.value_rowids()
+    sentences = sentence_numbers(raw, starts)
+    if crf:
+        best, score = decode_sentences(outputs, at, opens(tf.gather(sentences, word)))
+    else:
+        probabilities = tf.gather_nd(tf.nn.softmax(outputs), at)
+        best = tf.argmax(probabilities, axis=-1, output_type=tf.int32)
+        score = tf.reduce_max(probabilities, axis=-1)
+    size = tf.shape(rows, out_type=tf.int64)
+    labels, scores = (tf.scatter_nd(word[:, tf.newaxis], values, size) for values in (best, score))
+    return TaggedWords(starts, ends, labels, scores, opens(rows), opens(sentences))
 
 
 def decode_entities(
@@ -115,11 +120,6 @@ class Letters:
     def __init__(self, text: tf.Tensor) -> None:
         letters = tf.strings.bytes_split(text)
         self._letters, self._starts = letters.values, letters.row_starts()
-
-    def at(self, offsets: tf.RaggedTensor) -> tf.Tensor:
-        """The bytes at offsets: ragged int32 [B, (N)] -> string [N]."""
-        starts = tf.gather(self._starts, offsets.value_rowids())
-        return tf.gather(self._letters, starts + tf.cast(offsets.values, tf.int64))
 
     def cut(self, rows: tf.Tensor, starts: tf.Tensor, ends: tf.Tensor) -> tf.Tensor:
         """The bytes from `starts` to `ends` of the texts in `rows`: all [E] -> string [E]."""

@@ -2,7 +2,8 @@
 
 Tags are read in any of SCHEMES, or made of entities as spans of characters; the model learns IOB2. The first token of a word has
 the word's label, in the window that shows it with the most context (Devlin et al. 2019, sec. 5.3: no CRF, the maximal document
-context).
+context). With `crf`, the tags of a sentence are chosen together: in training and in decoding, its words are joined from the
+windows.
 """
 
 import warnings
@@ -21,14 +22,15 @@ from bert_keras.features import EXAMPLE_INDEX, SEQUENCE_OUTPUT, WORD_INDEX
 from bert_keras.fields import field_types, names_of
 from bert_keras.io.json_files import TEXT as WORD
 from bert_keras.io.json_files import checked_fields, list_of, one_of, shortened
+from bert_keras.model.crf import CRF
 from bert_keras.model.encoder import BertEncoder, encoder_inputs
 from bert_keras.model.heads import TokenHead
+from bert_keras.optimization.losses import GlobalMean, name_of
 from bert_keras.tasks import metrics
 from bert_keras.tasks.data import conll, spans
 from bert_keras.tasks.data.columns import list_values
 from bert_keras.tasks.data.conll import DOCSTART, OUTSIDE, SCHEMES, Corpus, Sentence
 from bert_keras.tasks.data.sources import Source, split_file
-from bert_keras.tasks.data.spans import Span
 from bert_keras.tasks.metrics import ERRORS_SHOWN, Table, plain
 from bert_keras.tasks.options import TAGGING_DEFAULTS, TaggingOptions
 from bert_keras.tasks.problems.class_metrics import keras_metrics
@@ -39,10 +41,12 @@ from bert_keras.tasks.problems.tag_decoding import (
     decode_words,
     find_words_of_tokens,
 )
+from bert_keras.tasks.problems.tag_sentences import label_sentences, sentence_losses
+from bert_keras.tasks.problems.tagged_texts import join_words, read_tagged, tag_texts
 from bert_keras.tasks.task import Arrays, Features, Raw, Task
 from bert_keras.text.characters import to_characters
 from bert_keras.text.preprocessing import Preprocessor
-from bert_keras.text.words import TEXT, TOKENS, find_words, split_text, split_words, take_text
+from bert_keras.text.words import TEXT, TOKENS, find_words, split_words, take_text
 
 TAGS = "tags"
 # Where a word of raw text starts: by rules of white space and punctuation, as in CoNLL's files; or at each token that continues
@@ -50,7 +54,8 @@ TAGS = "tags"
 WORDS_OF_TEXT, WORDS_OF_TOKENS = "text", "tokens"
 _ENTITY = ("text", "label", "start", "end", "start_byte", "end_byte", "score")
 ENTITY = tuple(f"entity_{name}" for name in _ENTITY)
-CHUNK = 1024  # texts that are split into words at once
+# Of a CRF on a fine-tuned encoder, at whose rates, such as 5e-5, a transition would hardly move; a BiLSTM is trained at 1e-3.
+CRF_SCALE = 20.0
 SHOWN = 20  # words of the first sentence that are shown before a training
 
 
@@ -63,6 +68,7 @@ class Tagging(Task):
     context: "document" reads a sentence within its document, "sentence" reads it alone
     doc_stride: tokens from the start of one window to the start of the next
     word_column, tag_column: those of the files, as `conll.read_corpus` takes them
+    crf, iob_constraints: choose the tags of a sentence together, as TaggingOptions says
     source: a folder of FILES, one file, or a file for each split; None for TensorFlow Datasets
 
     Raises BertKerasError for an unknown context.
@@ -94,11 +100,14 @@ class Tagging(Task):
         doc_stride: int = TaggingOptions.doc_stride,
         word_column: str | None = None,
         tag_column: str | None = None,
+        crf: bool = TaggingOptions.crf,
+        iob_constraints: bool = TaggingOptions.iob_constraints,
         words: str = WORDS_OF_TEXT,
         source: Source | None = None,
         name: str = "conll2003",
     ) -> None:
-        TaggingOptions(context=context, doc_stride=doc_stride, word_column=word_column, tag_column=tag_column)
+        chosen: dict[str, Any] = {"crf": crf, "iob_constraints": iob_constraints, "context": context}
+        TaggingOptions(doc_stride=doc_stride, word_column=word_column, tag_column=tag_column, **chosen)
         if blank := [label for label in labels if not conll.is_word(label)]:
             raise BertKerasError(
                 f"the label {blank[0]!r} has a blank, which separates tags; write {'_'.join(blank[0].split())!r}."
@@ -107,6 +116,8 @@ class Tagging(Task):
         self.label_names, self.scheme, self.words = tuple(labels), scheme, words
         self.context, self.doc_stride = context, doc_stride
         self.word_column, self.tag_column = word_column, tag_column
+        self.crf, self.iob_constraints = crf, iob_constraints
+        self.joins_windows, self.other_layers = crf, ("crf",) if crf else ()
         self.defaults = TAGGING_DEFAULTS[context]
 
     @classmethod
@@ -118,7 +129,7 @@ class Tagging(Task):
         unread = cls([OUTSIDE], scheme="IOB2", source=source, name=name, **options)
         path, scheme = unread._span_file("train"), unread.scheme
         if path is not None:
-            texts, rows = _read_spans(path)
+            texts, rows = read_tagged(path)
             about = f"the first text: {shortened(texts[0])}, tags: {' '.join(rows[0][:SHOWN])}"
         else:
             corpus = unread._corpus("train")
@@ -173,7 +184,7 @@ class Tagging(Task):
         Warns about tags that do not fit the scheme, and about tags that are not in the training file.
         """
         if (path := self._span_file(split)) is not None:
-            texts, rows = _read_spans(path)
+            texts, rows = read_tagged(path)
             self._warn_of_unknown(rows, path)
             return tf.data.Dataset.from_tensor_slices({TEXT: texts, TAGS: [*map(" ".join, rows)]})
         units = self._units(self._corpus(split))
@@ -207,7 +218,7 @@ class Tagging(Task):
         rows = None if hasattr(x, "columns") or isinstance(x, Mapping) else list_values(x)
         if not rows or isinstance(rows[0], str | bytes):
             return super().given(x)
-        return {TOKENS: _join_words(rows, "word")}
+        return {TOKENS: join_words(rows, "word")}
 
     def targets(self, y: Any, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The tags of each text in IOB2: from a list of tags in any of SCHEMES for each list of words, or from spans for a text.
@@ -230,7 +241,7 @@ class Tagging(Task):
                 raise BertKerasError(
                     f"row {row}: unknown tag {unknown[0]!r}; the tags are {', '.join(self.label_names)} (IOB2)."
                 )
-        return {TAGS: _join_words(tags + rows[len(tags) :], "tag")}
+        return {TAGS: join_words(tags + rows[len(tags) :], "tag")}
 
     def _tag_texts(self, texts: np.ndarray, rows: Sequence[Any]) -> np.ndarray:
         """The tags of texts by their spans. Raises BertKerasError, with the row, for spans that do not fit the text."""
@@ -254,7 +265,7 @@ class Tagging(Task):
                 raise BertKerasError(
                     f"row {row}: unknown entity {unknown[0]!r}; the entities are {', '.join(sorted(types))}."
                 )
-        tags = _tag_words(strings, found, [f"row {row}" for row in range(len(rows))])
+        tags = tag_texts(strings, found, [f"row {row}" for row in range(len(rows))])
         return np.array([" ".join(row).encode() for row in tags], object)
 
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
@@ -275,32 +286,46 @@ class Tagging(Task):
         return tags.with_values(tf.where(tf.reduce_any(equal, axis=1), ids, -1))
 
     def labels(self, raw: Raw, features: Features) -> tuple[tf.Tensor, tf.Tensor]:
-        """Labels int32 [W, S], and weights float32 [W, S], which are 1 at the first token of each word in one window."""
+        """Labels int32 [W, S], and weights float32 [W, S], which are 1 at the first token of each word in one window.
+
+        For a CRF, those of `label_sentences`.
+        """
         words = self.look_up_labels(raw)
+        if self.crf:
+            return label_sentences(words, raw, features, count=len(self.label_names))
         index = tf.cast(features[WORD_INDEX], tf.int64)
         row_starts = tf.gather(words.row_starts(), features[EXAMPLE_INDEX])[:, tf.newaxis]
         labels = tf.gather(words.values, tf.where(index >= 0, row_starts + index, 0))
         return tf.maximum(labels, 0), tf.cast((index >= 0) & (labels >= 0), tf.float32)
 
     def model(self, encoder: BertEncoder) -> keras.Model:
-        """Features -> logits float32 [W, S, C]."""
-        inputs = encoder_inputs()
-        head = TokenHead(len(self.label_names), config=encoder.config, dtype=encoder.dtype_policy)
-        return keras.Model(inputs, head(encoder(inputs)[SEQUENCE_OUTPUT]), name="token_model")
+        """Features -> logits float32 [W, S, C], or the potentials of a CRF, [W, S + 2 + C, C]."""
+        inputs, count = encoder_inputs(), len(self.label_names)
+        head = TokenHead(count, config=encoder.config, dtype=encoder.dtype_policy)
+        outputs = head(encoder(inputs)[SEQUENCE_OUTPUT])
+        if self.crf:
+            scale = CRF_SCALE if isinstance(encoder, BertEncoder) else 1.0
+            settings: dict[str, Any] = {"iob": self.iob_constraints, "dtype": encoder.dtype_policy}
+            outputs = CRF(self.label_names, scale=scale, **settings)(outputs)
+        return keras.Model(inputs, outputs, name="token_model")
+
+    def loss(self) -> keras.losses.Loss:
+        """The mean cross-entropy of words, or, for a CRF, the mean negative log-likelihood of sentences."""
+        return GlobalMean(sentence_losses) if self.crf else super().loss()
 
     def decode(self, outputs: tf.Tensor, features: Features, raw: Raw) -> dict[str, tf.Tensor]:
-        """Logits float32 [W, S, C] -> the best tag of each word, and the entities of these tags.
+        """Logits float32 [W, S, C], or the potentials of a CRF -> the best tags of the words, and the entities of these tags.
 
         "tags": string [B], joined like the words; a word without a token is O
         "entity_text", "entity_label": string [B, E], padded with ""
         "entity_start", "entity_end": int32 [B, E], characters of the text, as Python slices it; padded with -1
         "entity_start_byte", "entity_end_byte": int32 [B, E], bytes of the text, the end exclusive; padded with -1
-        "entity_score": float32 [B, E], the mean probability of its words; padded with 0
+        "entity_score": float32 [B, E], the mean probability of its words' tags, of a CRF over all paths; padded with 0
 
         E is the largest number of entities in an example. As in conlleval, an "I-" that continues no entity starts one.
         """
         letters = Letters(take_text(raw))
-        words = decode_words(outputs, features, raw, letters)
+        words = decode_words(outputs, features, raw, crf=self.crf)
         between = tf.where(words.first_in_row, "", tf.where(words.first_in_sentence, "\n", " "))
         names = tf.gather(tf.constant(self.label_names), words.labels)
         tags = between + tf.where(words.scores > 0, names, OUTSIDE)
@@ -311,9 +336,25 @@ class Tagging(Task):
             found[name] = to_characters(take_text(raw), found[f"{name}_byte"])
         return found
 
+    def decode_features(self, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Logits [W, S, C]; of a CRF, "logits" and "transitions" [W, 2 + C, C]: the start, the end, and a row for each tag."""
+        if not self.crf:
+            return super().decode_features(outputs)
+        rows = 2 + len(self.label_names)
+        return {"logits": outputs[:, :-rows], "transitions": outputs[:, -rows:]}
+
     def keras_metrics(self, given: Any) -> tuple[Any, tuple[str, ...]]:
-        """Keras' metrics of ids, and the accuracy of tags; `evaluate` gives the measures of entities."""
-        others = [one for one in keras.tree.flatten(given) if one not in self.measures[:-1]]
+        """Keras' metrics of ids, and the accuracy of tags; `evaluate` gives the measures of entities.
+
+        Raises BertKerasError for a metric beside a CRF, whose outputs are no logits.
+        """
+        own = self.measures if self.crf else self.measures[:-1]
+        others = [one for one in keras.tree.flatten(given) if one not in own]
+        if self.crf and others:
+            raise BertKerasError(
+                f"metric {name_of(others[0])}: a CRF chooses the tags of a sentence together, and a metric of Keras reads them "
+                f"one by one; leave it out: evaluate gives {', '.join(self.measures)}."
+            )
         return keras_metrics(others, self.label_names, "tags")
 
     def evaluate(self, predictions: Arrays, raw: Arrays) -> Iterator[tuple[str, float]]:
@@ -377,56 +418,6 @@ class Tagging(Task):
                 f"task: labels is {shortened(labels)}; expected two or more tags without white space, each once."
             )
         return cls(source=source, **kept)
-
-
-def _join_words(rows: Sequence[Any], kind: str) -> np.ndarray:
-    """Lists of words or tags as bytes [N], separated by spaces. Raises BertKerasError, with the row, for one that is no word."""
-    joined = []
-    for row, words in enumerate(rows):
-        words = [word.decode() if isinstance(word, bytes) else word for word in list_values(words)]
-        if not words:
-            raise BertKerasError(f"row {row} has no {kind}; give at least one.")
-        for word in words:
-            if not isinstance(word, str) or not conll.is_word(word):
-                raise BertKerasError(
-                    f"row {row}: {word!r} is not one {kind}; give a string without spaces, tabs and line ends."
-                )
-        joined.append(" ".join(words).encode())
-    return np.array(joined, object)
-
-
-def _read_spans(path: Path) -> tuple[list[str], list[list[str]]]:
-    """The texts of a file with spans, and the IOB2 tags of their words."""
-    read = spans.read_spans(path)
-    texts = [one.text for one in read]
-    return texts, _tag_words(texts, [one.spans for one in read], [one.where for one in read])
-
-
-def _tag_words(
-    texts: Sequence[str], found: Sequence[Sequence[Span]], where: Sequence[str]
-) -> list[list[str]]:
-    """The IOB2 tags of the words into which the model splits the texts. Warns about spans that end inside of a word.
-
-    Raises BertKerasError, with the row, for a text without words.
-    """
-    made, uneven = list[list[str]](), list[str]()
-    for first in range(0, len(texts), CHUNK):
-        starts, ends = (part.to_list() for part in split_text(tf.constant(texts[first : first + CHUNK])))
-        for i, words in enumerate(zip(starts, ends, strict=True), start=first):
-            if not words[0]:
-                raise BertKerasError(
-                    f"{where[i]}: the text {shortened(texts[i])} has no words; leave it out."
-                )
-            tags, odd = spans.tag_words(texts[i], found[i], *words)
-            made.append(tags)
-            uneven += [f"{where[i]}: {shortened(texts[i][span.start : span.end])}" for span in odd]
-    if uneven:
-        warnings.warn(
-            f"{uneven[0]} is the first of {len(uneven)} entities, among {sum(map(len, found))}, that do not start and end with a "
-            "word; whole words are tagged",
-            stacklevel=4,
-        )
-    return made
 
 
 def _get_file(sentences: Sequence[Sentence]) -> str:

@@ -153,7 +153,8 @@ def assign(
     """
     heads = heads_of(network)
     kept = heads if head.kept else {}
-    new = () if head.kept else tuple(heads)
+    there = {name.split("/")[0] for name in head.source.tensors}
+    new = tuple(name for name in heads if not head.kept or name not in {*checkpoints.HEADS, *there})
     report = checkpoints.assign(head.source, encoder, fresh=(*fresh, *new), **kept)
     lines = [head.line] if head.kept and head.line else []
     random = dict.fromkeys(name.split("/")[0] for name in report.fresh)

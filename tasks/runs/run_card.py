@@ -51,6 +51,8 @@ SETTINGS = {
     "tau": "an answer must score {} more than no answer",
     "scheme": "tags in the {} scheme",
     "context": "a sentence is read in its {}",
+    "crf": "the tags of a sentence are chosen together, by a conditional random field",
+    "iob_constraints": "no I- tag without a tag of its entity before it",
     "num_choices": "{} choices",
     "top_k": "the {} best tokens are listed",
     "l2": "vectors are scaled to length 1",

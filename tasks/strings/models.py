@@ -171,6 +171,8 @@ def tagger(
     entities: Sequence[str] | None = None,
     *,
     doc_stride: int = TaggingOptions.doc_stride,
+    crf: bool = TaggingOptions.crf,
+    iob_constraints: bool = TaggingOptions.iob_constraints,
     seq_length: int | None = None,
     dtype: Any = None,
     keep_head: bool | None = None,
@@ -181,6 +183,7 @@ def tagger(
 
     entities: the types, such as ["PER", "LOC"]; the tags are "O" and, for each type, "B-TYPE" and "I-TYPE". None, or the
         types of the checkpoint's own tags, take these tags as they are
+    crf: choose the tags of a sentence together; with iob_constraints, only tags that are valid IOB2
     feature_layers, bilstm: as in `classifier`
 
     `fit` takes lists of words and lists of tags, or strings and lists of (start, end, label) in characters; `predict` takes words
@@ -188,7 +191,8 @@ def tagger(
     "entity_label", "entity_score", "entity_start", "entity_end" in characters, and bytes [N, E].
     """
     source = _read(checkpoint)
-    options: dict[str, Any] = {"context": "sentence", "doc_stride": doc_stride}
+    options: dict[str, Any] = {"context": "sentence", "doc_stride": doc_stride, "crf": crf}
+    options |= {"iob_constraints": iob_constraints}
     if entities is None:
         _check_own(Tagging, source, give="entities")
         problem = Tagging.from_checkpoint(source, **options)

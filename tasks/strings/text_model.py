@@ -28,6 +28,7 @@ from bert_keras.tasks.batches import Examples
 from bert_keras.tasks.devices.strategies import differ_between_replicas
 from bert_keras.tasks.frozen.row_vectors import RowVectors, fitting
 from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.joined_windows import call_network
 from bert_keras.tasks.runs.run_folder import Run
 from bert_keras.tasks.strings import text_batches, text_model_parts
 from bert_keras.tasks.strings.text_data import get_batch_size, has_features, has_text, text_examples
@@ -87,7 +88,7 @@ class TextModel(text_model_parts.Described, TrainingSteps, keras.Model):
 
     def call(self, inputs: Features, training: bool = False) -> Any:
         """Features -> logits."""
-        return (self.network if self._parts is None else self._parts)(inputs, training=training)
+        return call_network(self.network, self._parts or self.network, inputs, training=training)
 
     def forget_vectors(self) -> None:
         """Ends the use of the vectors of `fit`'s texts, which the traced prediction holds too."""

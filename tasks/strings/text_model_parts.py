@@ -263,7 +263,8 @@ def save_model(
             f"a run of {model.problem.kind} cannot be written to {filepath}; give a .keras file."
         )
     bilstm = bilstm_of(model.network)
-    own = {*heads_of(model.network)} - {*checkpoints.HEADS, bilstm and bilstm.name}
+    known = {*checkpoints.HEADS, bilstm and bilstm.name, *model.problem.other_layers}
+    own = {*heads_of(model.network)} - known
     if own and TASKS.get(model.problem.kind) is type(model.problem):
         raise BertKerasError(
             f"the network has layers of its own ({', '.join(sorted(own))}), and a run folder holds only an encoder and the "
