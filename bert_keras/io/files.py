@@ -82,6 +82,8 @@ def _locked_folder(path: pathlib.Path) -> tuple[pathlib.Path, filelock.BaseFileL
     lock = filelock.FileLock(folder / LOCK)
     try:
         lock.acquire()
+    except FileNotFoundError:  # another process removed it
+        return _locked_folder(path)
     except OSError:  # a full disk
         shutil.rmtree(folder, ignore_errors=True)
         raise

@@ -100,9 +100,9 @@ def tables(
     size = max(*found, *(code for code, kind in marks.items() if kind)) + 2
     rows, classes = np.zeros(size, "int32"), np.zeros(size, "uint8")
     rows[[*found]] = np.arange(1, len(found) + 1)
-    for code, kind in marks.items():
+    for mark, kind in marks.items():
         if kind:
-            classes[code] = kind
+            classes[mark] = kind
     lengths = [0, *map(len, found.values())]  # of row 0 too
     characters = np.frombuffer("".join(found.values()).encode("utf-32-le"), "<u4").astype("int32")
     return rows, np.cumsum([0, *lengths]).astype("int32"), characters, classes
