@@ -199,17 +199,18 @@ def load_encoder(
     return encoder
 
 
-def load_tokenizer(path: Path, *, lower_case: bool | None = None) -> "Tokenizer":
+def load_tokenizer(path: Path, *, lower_case: bool | None = None, text_ops: str | None = None) -> "Tokenizer":
     """The tokenizer of a checkpoint, of a folder with only a vocabulary, of a vocab.txt or of a spiece.model.
 
     path: as in `read`; for a model's name on the Hub, only the tokenizer and the configuration are downloaded
     lower_case: None reads it from the files beside the vocabulary or, if they do not say, guesses it from the number of
         tokens with upper case and warns
+    text_ops: the ops of WordPiece's graph: "tensorflow-text", or "core", TensorFlow's own; None as for `WordPiece`
 
     Raises FileNotFoundError if there is no vocabulary, ValueError if it has more tokens than the config's vocab_size.
     """
     path = resolve(path, weights=False).path
-    return _tokenizer(_vocabulary_at(path), lower_case, named=f"{path}: ")
+    return _tokenizer(_vocabulary_at(path), lower_case, named=f"{path}: ", text_ops=text_ops)
 
 
 def _vocabulary_at(path: pathlib.Path) -> Vocabulary:
@@ -246,7 +247,9 @@ def tokenizer_of(checkpoint: Checkpoint, *, lower_case: bool | None = None) -> "
     return _tokenizer(checkpoint.vocabulary, lower_case, named=checkpoint.prefix)
 
 
-def _tokenizer(vocabulary: Vocabulary, lower_case: bool | None, *, named: str) -> "Tokenizer":
+def _tokenizer(
+    vocabulary: Vocabulary, lower_case: bool | None, *, named: str, text_ops: str | None = None
+) -> "Tokenizer":
     """The tokenizer of a vocabulary. named: the prefix of an error about one of no file."""
     from bert_keras.text.byte_bpe import ByteBPE
     from bert_keras.text.sentencepiece import SentencePiece
@@ -265,7 +268,7 @@ def _tokenizer(vocabulary: Vocabulary, lower_case: bool | None, *, named: str) -
             return SentencePiece(vocabulary.sentencepiece, lower_case=lower_case, rules=rules)
         if vocabulary.merges is not None:
             return ByteBPE(vocabulary.tokens or (), vocabulary.merges, rules=rules)
-        return WordPiece(vocabulary.tokens or (), lower_case=lower_case, rules=rules)
+        return WordPiece(vocabulary.tokens or (), lower_case=lower_case, rules=rules, text_ops=text_ops)
     except ValueError as error:
         raise BertKerasError(f"{named}{error}") from error
 

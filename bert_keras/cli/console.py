@@ -18,6 +18,7 @@ from absl import logging
 
 from bert_keras.errors import BertKerasError, MissingPackageError, WorkerLost
 from bert_keras.io.signals import exit_code
+from bert_keras.text.rules import TENSORFLOW_TEXT, TEXT_OPS, TEXT_OPS_VARIABLE
 
 PATH: dict[str, Any] = {"type": os.path.expanduser}  # a shell does not expand ~ after `=` or in quotes
 # Several values after a flag, which may be repeated.
@@ -50,9 +51,14 @@ class Command(NamedTuple):
 
 
 # Flags of every command.
-COMMON = {
-    "--debug": "show the traceback of an error",
-    "--quiet": "print only results, warnings and errors, without progress",
+COMMON: dict[str, dict[str, Any]] = {
+    "--debug": {"action": "store_true", "help": "show the traceback of an error"},
+    "--quiet": {"action": "store_true", "help": "print only results, warnings and errors, without progress"},
+    "--text-ops": {
+        "choices": TEXT_OPS,
+        "help": "make WordPiece of TensorFlow Text's ops, or of TensorFlow's own (core), with equal ids; the default is "
+        f"${TEXT_OPS_VARIABLE}, else {TENSORFLOW_TEXT} where it can be imported",
+    },
 }
 
 
@@ -69,8 +75,8 @@ def add_parser(group: Any, name: str, help: str, *, epilog: str = "") -> argpars
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    for flag, text in COMMON.items():
-        made.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=text)
+    for flag, settings in COMMON.items():
+        made.add_argument(flag, default=argparse.SUPPRESS, **settings)
     return made
 
 
@@ -172,6 +178,21 @@ _quiet = False
 
 
 @contextlib.contextmanager
+def text_ops_of(name: str | None) -> Iterator[None]:
+    """Within it, this process and those that it starts make tokenizers of these ops. None changes nothing."""
+    kept = os.environ.get(TEXT_OPS_VARIABLE)
+    if name is not None:
+        os.environ[TEXT_OPS_VARIABLE] = name
+    try:
+        yield
+    finally:
+        if name is not None:
+            os.environ.pop(TEXT_OPS_VARIABLE)
+        if name is not None and kept is not None:
+            os.environ[TEXT_OPS_VARIABLE] = kept
+
+
+@contextlib.contextmanager
 def reporting(*, quiet: bool) -> Iterator[None]:
     """Within it, `say` prints nothing if `quiet`, and no library shows a progress bar if `quiet` or in a log."""
     global _quiet
@@ -253,7 +274,9 @@ def start(*, deterministic: bool = False, join: Callable[[], Any] = lambda: None
         except ImportError as error:
             raise MissingPackageError(f"{error}; pip install tensorflow.") from error
 
-        import bert_keras.text.normal_forms  # noqa: F401 (tensorflow-text, or an error that names the package)
+        from bert_keras.text.text_ops import chosen_ops
+
+        chosen_ops()  # or an error that names the package
 
         join()
         tf.config.list_logical_devices()

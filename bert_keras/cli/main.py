@@ -26,6 +26,7 @@ from bert_keras.cli.console import (
     open_closed_streams,
     reporting,
     show_warnings,
+    text_ops_of,
 )
 from bert_keras.io.formats import running
 from bert_keras.io.signals import interruptible, terminable
@@ -105,6 +106,7 @@ def _run(args: argparse.Namespace) -> None:
         if args.trains:
             stack.enter_context(terminable())
         stack.enter_context(reporting(quiet=args.quiet))
+        stack.enter_context(text_ops_of(args.text_ops))
         args.run_command(args)
         sys.stdout.flush()
 
@@ -118,8 +120,8 @@ def parser(names: Sequence[str], words: Sequence[str] = ()) -> argparse.Argument
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,  # absl's own --run_with_pdb would make --run ambiguous
     )
-    for flag, text in COMMON.items():
-        made.add_argument(flag, action="store_true", help=text)
+    for flag, settings in COMMON.items():
+        made.add_argument(flag, **settings)
     made.add_argument("--version", action="version", version=f"bert-keras {__version__}")
     group = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in names:

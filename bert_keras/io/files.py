@@ -4,7 +4,6 @@ In: a path and a way to write it. Out: the file, synced to disk; after an error,
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -57,28 +56,37 @@ def _own_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """A new folder beside a file, removed at the end. The lock in it says that its process lives."""
     folder, lock = _locked_folder(path)
     while not (folder / LOCK).exists():  # another process removed it before it was locked
-        os.close(lock)
+        lock.release()
         folder, lock = _locked_folder(path)
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
+        _unlock(lock, folder)
 
 
-def _locked_folder(path: pathlib.Path) -> tuple[pathlib.Path, int]:
-    """A new folder beside a file, with the descriptor of its lock."""
+def _unlock(lock: filelock.BaseFileLock, path: pathlib.Path) -> None:
+    """Removes a locked file, or the folder with the locked file, and releases the lock."""
+    if os.name == "nt":  # Windows removes no open file
+        lock.release()
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)  # filelock does not lock a file that was unlinked
+    lock.release()
+
+
+def _locked_folder(path: pathlib.Path) -> tuple[pathlib.Path, filelock.BaseFileLock]:
+    """A new folder beside a file, with its lock. The lock makes the folder again if another process removed it."""
     folder = path.with_name(f".{path.name[:50]}.{uuid.uuid4().hex}.tmp")
     folder.mkdir()
+    lock = filelock.FileLock(folder / LOCK)
     try:
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT)
+        lock.acquire()
     except FileNotFoundError:  # another process removed it
         return _locked_folder(path)
     except OSError:  # a full disk
-        folder.rmdir()
+        shutil.rmtree(folder, ignore_errors=True)
         raise
-    with contextlib.suppress(OSError):  # a file system without locks, where `remove_temporary` leaves it
-        fcntl.flock(lock, fcntl.LOCK_EX)
     return folder, lock
 
 
@@ -90,8 +98,11 @@ def write_json(path: pathlib.Path, content: Any) -> None:
 
 
 def sync(path: pathlib.Path) -> None:
-    """Syncs a file's content, or a folder's list of names, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Syncs a file's content, or a folder's list of names, to disk. Windows has no such list, and syncs files open to write."""
+    windows = os.name == "nt"
+    if windows and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -106,17 +117,10 @@ def remove_temporary(folder: pathlib.Path) -> None:
         if isinstance(found, RemotePath):
             found.unlink(missing_ok=True)
             continue
+        lock = filelock.FileLock(found / LOCK, blocking=False)
         with contextlib.suppress(OSError):  # locked, or removed meanwhile
-            try:
-                lock = os.open(found / LOCK, os.O_RDWR)
-            except FileNotFoundError:  # empty: killed before it had a lock
-                found.rmdir()
-                continue
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(found, ignore_errors=True)
-            finally:
-                os.close(lock)
+            lock.acquire()
+            _unlock(lock, found)
 
 
 @contextlib.contextmanager
@@ -142,8 +146,9 @@ def locked(folder: pathlib.Path, *, output: pathlib.Path | None = None) -> Itera
         yield
     finally:
         if lock.lock_counter == 1:
-            file.unlink(missing_ok=True)  # filelock does not lock a file that was unlinked
-        lock.release()
+            _unlock(lock, file)
+        else:
+            lock.release()
 
 
 def digest(parts: Iterable[bytes | str]) -> str:

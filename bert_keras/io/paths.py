@@ -21,7 +21,8 @@ from typing import Any
 from bert_keras.errors import BertKerasError
 
 ROOT = pathlib.Path(__file__).parents[2]
-PATTERN = frozenset("*?[]\\")  # TensorFlow reads a checkpoint's path with one of these as a pattern
+# TensorFlow reads a checkpoint's path with one of these as a pattern; on Windows, the last separates folders.
+PATTERN = frozenset("*?[]" if os.name == "nt" else "*?[]\\")
 # TensorFlow has gs, and ram, which is memory for tests. The others are named here so that a path with one of them raises an error
 # that says so, and not one about a local file.
 SCHEMES = ("gs", "ram", "s3", "az", "hdfs")

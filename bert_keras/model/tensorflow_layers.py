@@ -14,7 +14,7 @@ import tensorflow as tf
 # Not public: True while a model is loaded in safe mode. keras.layers.TFSMLayer uses it too.
 from keras.src.saving.serialization_lib import in_safe_mode
 
-import bert_keras.text.normal_forms  # noqa: F401 (TensorFlow Text's ops, which preprocessors are made of)
+import bert_keras.text.text_ops  # noqa: F401 (TensorFlow Text's ops, which preprocessors are made of)
 from bert_keras.errors import BertKerasError, MissingFileError, first_line
 from bert_keras.features import DTYPE, ENCODER_INPUTS
 from bert_keras.io.formats import check_saved_model

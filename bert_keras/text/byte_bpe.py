@@ -19,6 +19,7 @@ import tensorflow as tf
 from bert_keras.errors import BertKerasError
 from bert_keras.io.json_files import shortened
 from bert_keras.text.added_tokens import WHITE_SPACE, Columns
+from bert_keras.text.distinct_words import DistinctWords
 from bert_keras.text.ragged import masked, repeats, row_numbers
 from bert_keras.text.rules import ROBERTA_PAIR, AddedToken, Rules
 from bert_keras.text.tokenizer import Tokenizer, find_special
@@ -27,7 +28,6 @@ from bert_keras.text.words import Words, WordSplitter, byte_alphabet
 
 # RoBERTa's names of the special tokens.
 BPE_TOKENS = {"padding": "<pad>", "unknown": "<unk>", "start": "<s>", "end": "</s>", "mask": "<mask>"}
-_BUCKETS = 2**63 - 1  # of the hash of a word
 _NEVER = np.iinfo("int32").max  # the rank of a pair that is not in the list
 
 
@@ -91,7 +91,7 @@ class ByteBPE(Tokenizer):
         with tf.device("CPU"):
             self._leading = tf.constant([len(text) - len(text.lstrip(b" ")) for text in texts])
             self._trailing = tf.constant([len(text) - len(text.rstrip(b" ")) for text in texts])
-            self._keys, self._whole, self._whole_ids = self._whole_words(texts)
+            self._distinct = self._one_token_words(texts)
 
     @property
     def merges(self) -> tuple[str, ...]:
@@ -188,39 +188,18 @@ class ByteBPE(Tokenizer):
             return bytes(self._bytes[character] for character in token)
         return token.encode()
 
-    def _whole_words(self, texts: Sequence[bytes]) -> tuple[tf.Tensor, ...]:
-        """The words that the merges make a single token: their hashes in ascending order, the words, and the tokens."""
+    def _one_token_words(self, texts: Sequence[bytes]) -> DistinctWords:
+        """The words that the merges make a single token."""
         words = tf.constant([texts[i] for i in self._real])
         tokens, _ = tf.function(functools.partial(self._merge), autograph=False)(words)
         single = tokens.row_lengths() == 1
-        words = masked(words, single)
-        tokens = tf.gather(tokens.values, masked(tokens.row_starts(), single))
-        keys = tf.strings.to_hash_bucket_fast(words, _BUCKETS)
-        order = tf.argsort(keys)
-        return tf.gather(keys, order), tf.gather(words, order), tf.gather(tokens, order)
+        return DistinctWords(
+            masked(words, single), tf.gather(tokens.values, masked(tokens.row_starts(), single))
+        )
 
     def _tokens(self, words: Words) -> tuple[tf.RaggedTensor, tf.Tensor, tf.Tensor]:
         """Words -> ids, ragged int32 [B, (T)]; and of each token its word and its first byte in the word, int [T] of all rows."""
-        distinct, which = tf.unique(words.text)
-        keys = tf.strings.to_hash_bucket_fast(distinct, _BUCKETS)
-        at = tf.minimum(tf.searchsorted(self._keys, keys), tf.size(self._keys) - 1)
-        whole = tf.gather(self._whole, at) == distinct  # two words may have one hash
-        merged, places = self._merge(masked(distinct, ~whole))
-        known = tf.gather(self._whole_ids, masked(at, whole))
-        # The tokens of the distinct words: first the merged words', then the whole words.
-        values = tf.concat([merged.values, known], axis=0)
-        places = tf.pad(places.values, [[0, tf.size(known)]])
-        before = tf.cumsum(tf.cast(~whole, tf.int64), exclusive=True)  # merged words before each word
-        splits = merged.row_splits
-        first = tf.where(
-            whole, splits[-1] + tf.range(tf.size(before, tf.int64)) - before, tf.gather(splits, before)
-        )
-        lengths = tf.where(whole, np.int64(1), tf.gather(tf.pad(merged.row_lengths(), [[0, 1]]), before))
-        first, lengths = tf.gather(first, which), tf.gather(lengths, which)
-        tokens = tf.ragged.range(first, first + lengths)
-        rows = tf.gather(tokens.row_splits, words.row_splits)
-        ids = tf.RaggedTensor.from_row_splits(tf.gather(values, tokens.values), rows, validate=False)
-        return ids, row_numbers(tokens.row_splits), tf.gather(places, tokens.values)
+        return self._distinct(words.text, words.row_splits, self._merge)
 
 
 def checked_ids(vocabulary: Sequence[str], *, source: str) -> dict[str, int]:

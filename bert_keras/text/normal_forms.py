@@ -1,57 +1,22 @@
 """Normalizes text in graph as BERT and ALBERT do, and moves offsets in the normal form back to offsets in the text.
 
 In: string [B]. Out: string [B], the normal forms; and byte offsets in them, moved to byte offsets in the given strings.
-
-TensorFlow Text is imported here, as `tf_text`, or a one-line error says how to get it. The import also registers the ops that
-exported preprocessors need.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib.machinery
 import sys
 import unicodedata
-from typing import Any
+from collections.abc import Callable
 
 import tensorflow as tf
 
-from bert_keras.errors import MissingPackageError
 from bert_keras.text.added_tokens import WHITE_SPACE
 from bert_keras.text.ragged import encode_characters, masked, row_numbers
 from bert_keras.text.rules import Rules
+from bert_keras.text.text_ops import tensorflow_text
 from bert_keras.text.tokenizer import Tokenizer
-
-# This module of TensorFlow Text formats its docstrings when it is imported, so that `python -OO` cannot import it.
-_FORMATS_ITS_DOCSTRINGS = "tensorflow_text.python.ops.wordshape_ops"
-
-
-class _WithDocstrings(importlib.machinery.SourceFileLoader):
-    """Compiles a module with its docstrings, also under -OO."""
-
-    def get_code(self, fullname: str) -> Any:
-        path = self.get_filename(fullname)
-        return compile(self.get_data(path), path, "exec", dont_inherit=True, optimize=0)
-
-    @classmethod
-    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Any:
-        spec = (
-            importlib.machinery.PathFinder.find_spec(name, path) if name == _FORMATS_ITS_DOCSTRINGS else None
-        )
-        if spec is not None:
-            spec.loader = cls(name, spec.origin or "")
-        return spec
-
-
-if sys.flags.optimize > 1:
-    sys.meta_path.insert(0, _WithDocstrings)
-try:
-    import tensorflow_text as tf_text
-except ImportError as error:
-    raise MissingPackageError(
-        f"{error}; bert_keras needs tensorflow-text of TensorFlow's minor version, which has wheels for Linux x86_64 "
-        "and macOS arm64 only: use one of those, WSL 2 on Windows, or a linux/amd64 container"
-    ) from error
 
 # A code point that Unicode promises never to assign, so that no vocabulary has it.
 NOT_A_MARKER = "\ufdd5"
@@ -68,7 +33,9 @@ SIMPLE_UNCASED = (
 
 SIMPLE_ASCII = r"[ -~]*"
 # The blocks of CJK ideographs that are words of one character (google-research/bert tokenization.py, `_is_chinese_char`).
-_IDEOGRAPHS = r"\x{3400}-\x{4DBF}\x{4E00}-\x{9FFF}\x{F900}-\x{FAFF}\x{20000}-\x{2A6DF}\x{2A700}-\x{2CEAF}\x{2F800}-\x{2FA1F}"
+IDEOGRAPHS = r"\x{3400}-\x{4DBF}\x{4E00}-\x{9FFF}\x{F900}-\x{FAFF}\x{20000}-\x{2A6DF}\x{2A700}-\x{2CEAF}\x{2F800}-\x{2FA1F}"
+# The characters that BERT takes for punctuation, in the Unicode of TensorFlow's regular expressions.
+PUNCTUATION = r"!-/:-@\[-`{-~\p{P}"
 
 # Text in UTF-8. The class leaves out surrogates: a pattern of all characters would let them pass.
 VALID_UTF8 = r"[^\p{Cs}]*"
@@ -161,12 +128,18 @@ def valid_utf8(text: tf.Tensor) -> tf.Tensor:
 
 
 def wordpiece_form(
-    text: tf.Tensor, *, lower_case: bool, clean: bool = True, accents: str = "", decompose: str = "NFD"
+    text: tf.Tensor,
+    *,
+    lower_case: bool,
+    clean: bool = True,
+    accents: str = "",
+    decompose: Callable[[tf.Tensor], tf.Tensor],
 ) -> tf.Tensor:
     """Valid UTF-8 in WordPiece's normal form.
 
     clean: remove control characters
-    accents: a pattern of the characters to remove from the text in its normal form `decompose`; "" leaves both out
+    accents: a pattern of the characters to remove from the decomposed text; "" leaves both out
+    decompose: texts -> their normal form NFD or NFKD
     """
     # The kernel stops at a NUL. A control character in its place is in no token either.
     removed, by = (f"[{_REMOVED}]", "") if clean else (r"\x00", _FILLER)
@@ -175,7 +148,7 @@ def wordpiece_form(
         # ASCII first: the second step depends on the machine's locale, and a Turkish one turns I into a dotless i.
         text = tf.strings.lower(tf.strings.lower(text), encoding="utf-8")
     if accents:
-        text = tf.strings.regex_replace(tf_text.normalize_utf8(text, decompose), accents, "")
+        text = tf.strings.regex_replace(decompose(text), accents, "")
     return text
 
 
@@ -183,7 +156,7 @@ def spaced(text: tf.Tensor, rules: Rules) -> tf.Tensor:
     """The normal form with what the library `tokenizers` puts into it: spaces for white space, and around CJK ideographs."""
     if rules.clean_text:
         text = tf.strings.regex_replace(text, f"[{WHITE_SPACE}]", " ")
-    return tf.strings.regex_replace(text, f"[{_IDEOGRAPHS}]", r" \0 ") if rules.split_chinese else text
+    return tf.strings.regex_replace(text, f"[{IDEOGRAPHS}]", r" \0 ") if rules.split_chinese else text
 
 
 def one_quote(text: tf.Tensor) -> tf.Tensor:
@@ -195,7 +168,8 @@ def sentencepiece_form(text: tf.Tensor, *, lower_case: bool) -> tf.Tensor:
     """Valid UTF-8 without accents, with spaces for all whitespace; the kernel keeps one space between words."""
     # Lower-casing stops at a NUL. No vocabulary has the character that replaces it.
     text = tf.strings.regex_replace(valid_utf8(text), r"\x00", NOT_A_MARKER)
-    text = tf_text.normalize_utf8(tf.strings.regex_replace(text, f"[{_WHITESPACE}]", " "), "NFKD")
+    text = tf.strings.regex_replace(text, f"[{_WHITESPACE}]", " ")
+    text = tensorflow_text("SentencePiece").normalize_utf8(text, "NFKD")
     text = tf.strings.regex_replace(text, vanishing(), "")
     if lower_case:
         text = tf.strings.lower(tf.strings.lower(text), encoding="utf-8")  # twice: see wordpiece_form

@@ -13,6 +13,9 @@ PADDING, UNKNOWN, START, END, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]
 ROLES = ("padding", "unknown", "start", "end", "mask")
 # The limit of a word in characters; a longer word is one [UNK] (google-research/bert tokenization.py).
 MAX_WORD_CHARACTERS = 200
+# The ops of a tokenizer's graph, which give equal ids: TensorFlow Text's, or TensorFlow's own, by the variable.
+TEXT_OPS = TENSORFLOW_TEXT, CORE = "tensorflow-text", "core"
+TEXT_OPS_VARIABLE = "BERT_KERAS_TEXT_OPS"
 MOST_WORD_CHARACTERS = 999  # the largest limit; a regular expression counts no further
 
 
@@ -86,6 +89,11 @@ class Rules:
         """The added tokens that a vocabulary lacks, in the order of their ids."""
         there = {*vocabulary}
         return tuple(dict.fromkeys(token.content for token in self.added if token.content not in there))
+
+    @property
+    def splits_as_original(self) -> bool:
+        """WordPiece: True if text is split into words as the original does."""
+        return self.clean_text and self.split_chinese
 
     def accents(self, *, lower_case: bool) -> str:
         """The Unicode class of the characters to remove, "" for none."""

@@ -21,11 +21,11 @@ from bert_keras.text.normal_forms import (
     Normalizing,
     one_quote,
     sentencepiece_form,
-    tf_text,
     vanishing,
 )
 from bert_keras.text.ragged import repeats, row_numbers
 from bert_keras.text.rules import END, MASK, START, Rules
+from bert_keras.text.text_ops import tensorflow_text
 from bert_keras.text.tokenizer import Normalizer, digest_lines, find_special
 from bert_keras.text.vocabulary import Vocabulary, read_model
 
@@ -59,6 +59,7 @@ class SentencePiece(Normalizing):
         lower_case: bool = True,
         rules: Rules = Rules(),  # noqa: B008  frozen
     ):
+        tensorflow_text("SentencePiece")  # or an error, before long work
         names = SENTENCEPIECE_TOKENS | dict(rules.names)
         proto, encode = _checked_model(model, names, source="model")
         vocabulary = tuple(piece.piece for piece in proto.pieces)
@@ -167,9 +168,9 @@ class SentencePiece(Normalizing):
     def _normal_form(self, text: tf.Tensor) -> tf.Tensor:
         return sentencepiece_form(text, lower_case=self.lower_case)
 
-    def _kernel(self) -> tf_text.SentencepieceTokenizer:
+    def _kernel(self) -> Any:
         """The parsed model, made in the graph that uses it: TensorFlow may clear a cached kernel from outside."""
-        return tf_text.SentencepieceTokenizer(self.model, out_type=tf.int32)
+        return tensorflow_text("SentencePiece").SentencepieceTokenizer(self.model, out_type=tf.int32)
 
     def _part_counts(self, ids: tf.RaggedTensor) -> tf.Tensor:
         return tf.gather(self._part_splits, ids.values + 1) - tf.gather(self._part_splits, ids.values)

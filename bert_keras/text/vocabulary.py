@@ -22,6 +22,9 @@ VOCAB_JSON, MERGES_TXT = "vocab.json", "merges.txt"  # of byte-level BPE
 # Byte-level tokens that no merge makes: RoBERTa fills its vocabulary up, and marks such as <mask> and [E1] are no text.
 _NEVER_MERGED = re.compile(r"madeupword\d+|<.+>|\[.+\]")
 
+CONTINUATION = "##"  # the prefix of every WordPiece token that continues a word
+_NEVER_IN_TEXT = re.compile(r"[\s\0]")
+
 
 class Vocabulary(NamedTuple):
     """All that makes a tokenizer: a folder's, or one in memory. Empty where there is none.
@@ -106,6 +109,15 @@ def _odd_lines(lines: Sequence[str]) -> list[str]:
             # Words of SentencePiece and of byte-level BPE: every text would be unknown.
             kinds.setdefault(_OTHER_MARK, []).append(f"line {i + 1} {shortened(line)}")
     return [f"{len(found)} of its lines are {kind} ({found[0]})" for kind, found in kinds.items()]
+
+
+def matchable(tokens: Sequence[str]) -> dict[str, int]:
+    """The WordPiece tokens that a text may have, with their ids.
+
+    The others are blank tokens, tokens with white space (the Chinese vocabulary has U+2028) or with a NUL, and all but the last
+    of equal tokens.
+    """
+    return {token: i for i, token in enumerate(tokens) if not _NEVER_IN_TEXT.search(token or " ")}
 
 
 def read_model(path: str | os.PathLike[str]) -> bytes:

@@ -5,21 +5,26 @@ bytes of the given strings.
 
 The ids are those of google-research/bert's tokenization.py (`FullTokenizer`). TensorFlow Text's own BERT tokenizers differ from
 it in case folding, control characters, invalid UTF-8 and the word limit, so we use only two of its kernels,
-`NormalizeUTF8` and `FastWordpieceTokenizeWithOffsets`, both linked into TensorFlow Serving since 2.10.
+`NormalizeUTF8` and `FastWordpieceTokenizeWithOffsets`, both linked into TensorFlow Serving since 2.10. TensorFlow's own ops can
+take their place (`text_ops`), with equal ids and offsets.
 """
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from bert_keras.errors import BertKerasError, first_line
+from bert_keras.errors import BertKerasError
 from bert_keras.io.json_files import shortened
-from bert_keras.text.added_tokens import WHITE_SPACE, Columns, cut
+from bert_keras.text.added_tokens import Columns
+from bert_keras.text.core_decomposition import CoreDecomposition
+from bert_keras.text.core_wordpiece import CoreWordPiece
+from bert_keras.text.kernel_wordpiece import KernelWordPiece
 from bert_keras.text.normal_forms import (
     NOT_A_MARKER,
     SIMPLE_ASCII,
@@ -27,29 +32,30 @@ from bert_keras.text.normal_forms import (
     SIMPLE_UNCASED,
     Normalizing,
     spaced,
-    tf_text,
     wordpiece_form,
 )
-from bert_keras.text.ragged import masked, masked_rows, row_numbers
-from bert_keras.text.rules import END, MASK, MAX_WORD_CHARACTERS, PADDING, START, UNKNOWN, AddedToken, Rules
+from bert_keras.text.rules import (
+    CORE,
+    END,
+    MASK,
+    MAX_WORD_CHARACTERS,
+    PADDING,
+    START,
+    UNKNOWN,
+    AddedToken,
+    Rules,
+)
+from bert_keras.text.text_ops import chosen_ops, tensorflow_text
 from bert_keras.text.tokenizer import Normalizer, find_special
-from bert_keras.text.vocabulary import read_pieces
+from bert_keras.text.vocabulary import CONTINUATION, read_pieces
 
-CONTINUATION = "##"  # the prefix of every token that continues a word
 _CONTINUES = re.compile(rf"{CONTINUATION}(?=.)")
 _UNUSED = re.compile(r"\[unused\d+\]")
-_NEVER_IN_TEXT = re.compile(r"[\s\0]")
 
 # The kernel's limits for a vocabulary.
 MAX_PIECE_BYTES = 256  # without its ##
 MAX_PIECES = 4_194_304
 
-# Rows that may have a word of more characters than a limit. The pattern matches more rows: it knows only the most common
-# separators.
-_LONG_WORD = r"(?s).*[^\t\n\r -/:-@\x{2010}-\x{2027}\x{3000}-\x{3003}\x{3400}-\x{4DBF}\x{4E00}-\x{9FFF}\x{FF01}-\x{FF0F}]"
-# Words, where the kernel does not split the text: a punctuation character, or characters without white space between them.
-_PUNCTUATION = r"!-/:-@\[-`{-~\p{P}"
-_WORD = rf"[{_PUNCTUATION}]|[^{_PUNCTUATION}{WHITE_SPACE}]+"
 BERT_TOKENS = {"padding": PADDING, "unknown": UNKNOWN, "start": START, "end": END, "mask": MASK}
 
 
@@ -61,6 +67,8 @@ class WordPiece(Normalizing):
     special_tokens_in_text: True reads a literal "[MASK]" (also [CLS], [SEP], [PAD], [UNK]) as that token. False splits it as
         other text, as the original does, so that a text cannot inject a separator.
     rules: settings that the original lacks, such as added tokens.
+    text_ops: the ops of the graph, which give equal ids: "tensorflow-text", or "core", TensorFlow's own; None takes those of
+        $BERT_KERAS_TEXT_OPS, else TensorFlow Text's where it can be imported.
     Raises ValueError for a vocabulary that lacks a special token other than the mask, or has no other token.
     Source: google-research/bert tokenization.py; Devlin et al. 2019, sec. 3; Song et al. 2021 for the matching.
     """
@@ -72,6 +80,7 @@ class WordPiece(Normalizing):
         lower_case: bool = True,
         special_tokens_in_text: bool = False,
         rules: Rules = Rules(),  # noqa: B008  frozen
+        text_ops: str | None = None,
     ):
         _check_tokens(vocabulary, source="vocabulary")
         names = BERT_TOKENS | dict(rules.names)
@@ -90,31 +99,22 @@ class WordPiece(Normalizing):
             names=names,
             whole=there if special_tokens_in_text else (),
         )
-        self.special_tokens_in_text = special_tokens_in_text
+        self.special_tokens_in_text, self.text_ops = special_tokens_in_text, chosen_ops(text_ops)
+        self._decompose: Callable[[tf.Tensor], tf.Tensor]
+        if self.text_ops == CORE:
+            self._decompose = CoreDecomposition(rules.decompose)
+        else:
+            normalize = tensorflow_text(self.text_ops).normalize_utf8
+            self._decompose = functools.partial(normalize, normalization_form=rules.decompose)
         self._accents = rules.accents(lower_case=lower_case)
         self._attached = rf"\p{{{self._accents}}}" if self._accents else ""
-        # The kernel splits text itself, as the original does, unless a setting says otherwise.
-        self._splits = rules.clean_text and rules.split_chinese
         self._spaced = any(token.normalized for token in rules.added)
         self._simple = SIMPLE_UNCASED if lower_case or self._accents else SIMPLE_CASED
         if self._spaced:
             self._simple = SIMPLE_ASCII
         self._find_normalized_in_text = self._find_normalized(self._form_of)
-        with tf.device("CPU"):
-            self._goes_on = tf.constant([piece.startswith(CONTINUATION) for piece in vocabulary])
-            try:
-                self._kernel = tf_text.FastWordpieceTokenizer(
-                    vocab=_matchable(vocabulary),
-                    suffix_indicator=CONTINUATION,
-                    max_bytes_per_word=4 * rules.max_word,  # never reached by a word of max_word characters
-                    token_out_type=tf.int32,
-                    unknown_token=names["unknown"],
-                    no_pretokenization=not self._splits,
-                )
-            except RuntimeError as error:
-                raise BertKerasError(
-                    f"the vocabulary has no word and no character ({first_line(error)}); give the whole vocab.txt of a model"
-                ) from error
+        matcher = CoreWordPiece if self.text_ops == CORE else KernelWordPiece
+        self._match = matcher(vocabulary, unknown=names["unknown"], rules=rules)
 
     @classmethod
     def from_file(
@@ -170,6 +170,7 @@ class WordPiece(Normalizing):
             "lower_case": self.lower_case,
             "special_tokens_in_text": self.special_tokens_in_text,
             "rules": self.rules,
+            "text_ops": self.text_ops,
         }
 
     def _joined(self, pieces: Sequence[str]) -> str:
@@ -186,55 +187,9 @@ class WordPiece(Normalizing):
             lower_case=self.lower_case,
             clean=self.rules.clean_text,
             accents=self._attached,
-            decompose=self.rules.decompose,
+            decompose=self._decompose,
         )
         return spaced(form, self.rules) if self._spaced else form
-
-    def _match(self, text: tf.Tensor) -> tuple[tf.RaggedTensor, ...]:
-        """Ids, start bytes and end bytes in the normal form."""
-        if not self._splits:
-            return self._match_words(text)
-        pieces = self._kernel_tokens(text)
-        long_word = f"{_LONG_WORD}{{{self.rules.max_word + 1}}}.*"
-        suspect = tf.reduce_any(tf.strings.regex_full_match(text, long_word))
-        return tf.cond(suspect, lambda: self._limit_words(text, *pieces), lambda: pieces)
-
-    def _match_words(self, text: tf.Tensor) -> tuple[tf.RaggedTensor, ...]:
-        """As `_match`, for text that we split into words."""
-        parts = cut(text, _WORD)
-        words = tf.where(parts.found, parts.text.values, "")
-        ids, *offsets = self._limit_words(words, *self._kernel_tokens(words))
-        shift = tf.gather(parts.start, row_numbers(ids.row_splits))
-        splits = tf.gather(ids.row_splits, parts.text.row_splits)
-        values = (ids.values, *(column.values + shift for column in offsets))
-        return tuple(tf.RaggedTensor.from_row_splits(one, splits, validate=False) for one in values)
-
-    def _kernel_tokens(self, text: tf.Tensor) -> tuple[tf.RaggedTensor, ...]:
-        ids, starts, ends = self._kernel.tokenize_with_offsets(text)
-        return ids, tf.cast(starts, tf.int32), tf.cast(ends, tf.int32)
-
-    def _limit_words(
-        self, text: tf.Tensor, ids: tf.RaggedTensor, starts: tf.RaggedTensor, ends: tf.RaggedTensor
-    ) -> tuple[tf.RaggedTensor, ...]:
-        """Makes each word of more characters than the limit a single [UNK]."""
-        first = ~tf.gather(self._goes_on, ids.values)
-        word = tf.cumsum(tf.cast(first, tf.int32)) - 1  # of each token
-        word_starts = masked(starts.values, first)
-        word_ends = tf.math.segment_max(ends.values, word)
-
-        # Rows are concatenated, so that one sorted list of character starts works for all words.
-        _, offsets = tf.strings.unicode_decode_with_offsets(text, "UTF-8")
-        row_starts = tf.cumsum(tf.strings.length(text), exclusive=True)
-        characters = tf.cast(offsets.values, tf.int32)
-        characters += tf.gather(row_starts, row_numbers(offsets.row_splits))
-        shift = tf.gather(row_starts, masked(row_numbers(ids.row_splits), first))
-        length = tf.searchsorted(characters, shift + word_ends)
-        length -= tf.searchsorted(characters, shift + word_starts)
-
-        too_long = tf.gather(length > self.rules.max_word, word)
-        ids = ids.with_values(tf.where(too_long, self.special.unknown, ids.values))
-        ends = ends.with_values(tf.where(too_long, tf.gather(word_ends, word), ends.values))
-        return tuple(masked_rows(first | ~too_long, ids, starts, ends))
 
 
 def _check_tokens(vocabulary: Sequence[str], *, source: str) -> None:
@@ -250,19 +205,6 @@ def _check_tokens(vocabulary: Sequence[str], *, source: str) -> None:
         else:
             continue
         raise BertKerasError(f"{source}, line {number}: {fault}")
-
-
-def _matchable(vocabulary: Sequence[str]) -> list[str]:
-    """The vocabulary for the kernel, with a token that no text has in the place of each that must never match.
-
-    These are blank tokens, tokens with white space (the Chinese vocabulary has U+2028) or with a NUL, which the kernel would
-    match, and all but the last of equal tokens. Text is split at brackets, so that their replacement never matches.
-    """
-    last = {piece: i for i, piece in enumerate(vocabulary)}
-    return [
-        piece if last[piece] == i and not _NEVER_IN_TEXT.search(piece or " ") else f"[never{i}]"
-        for i, piece in enumerate(vocabulary)
-    ]
 
 
 def wordpiece_words(*, lower_case: bool) -> Normalizer:

@@ -27,6 +27,7 @@ from bert_keras.io.paths import did_you_mean, for_tensorflow, to_path
 from bert_keras.savedmodels.reload import load_kernels
 from bert_keras.savedmodels.verify import EXAMPLE, EXTRA
 from bert_keras.tasks.options import ServerOptions
+from bert_keras.text.text_ops import text_ops_needed
 
 HOST = "127.0.0.1"
 DEFAULT_SIGNATURE = "serving_default"
@@ -244,7 +245,8 @@ def load_version(folder: pathlib.Path, *, name: str | None = None) -> Served:
     load_kernels()
     with for_tensorflow(folder) as found:
         check_saved_model(found)
-        loaded = tf.saved_model.load(str(found))
+        with text_ops_needed(folder):
+            loaded = tf.saved_model.load(str(found))
     is_version = folder.name.isdecimal()
     return Served(
         name=name or (folder.parent if is_version else folder).name,

@@ -347,9 +347,9 @@ def load(
     if file is None:
         run = at_precision(load_run(path, task=task) if is_run(path) else _load_own(given), dtype)
         return TextModel(run.task, run.preprocess, run.model)
-    from bert_keras.text import normal_forms  # noqa: F401  registers the ops of the graph
+    from bert_keras.text.text_ops import text_ops_needed  # registers the ops of the graph
 
-    with for_tensorflow(file.parent) as named:
+    with for_tensorflow(file.parent) as named, text_ops_needed(file.parent):
         return tf.saved_model.load(str(named))
 
 
