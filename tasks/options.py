@@ -391,6 +391,9 @@ class GlueOptions(Checked):
 class ProbeOptions(Checked):
     """Options for probes of every layer."""
 
+    rows: tuple[int, ...] | None = setting(
+        None, help="layers to probe, 0 for the embeddings (default: all)", at_least=0
+    )
     max_examples: int = like(Hparams, "max_examples", default=1_000, help="training examples of each restart")
     max_dev_examples: int | None = like(
         Hparams, "max_dev_examples", help="most dev examples, drawn at random (default: as --max-examples)"

@@ -392,10 +392,22 @@ def test_chosen_rows_and_a_dry_run(tmp_path, small):
     assert [cell.place["seed"] for cell in study.cells[-3:]] == [7, 8, 9]
     assert all(" s" in row[-1] or "min" in row[-1] for row in table.rows)
     with refused(
-        r"unknown row 'whole'; give some of masked LM; half; with BiLSTM; random weights",
+        r"unknown row 'whole'; give some of masked LM; half; with BiLSTM; random weights, a recipe \(bert, ",
         output=tmp_path / "out",
     ):
         run_ablation("steps", **arguments(tmp_path), rows=["whole"])
+
+
+def test_recipes_are_rows_with_pre_trainings_of_their_own(tmp_path, small):
+    write_data(tmp_path / "data", "sst2")
+    given = {
+        "rows": ["masked LM", "bert-no-nsp", "own_relations:LENGTHS"],
+        "finetuning": {"max_examples": 24},
+    }
+    study = ablations.plan_ablation("steps", **arguments(tmp_path) | given)
+    names = ["masked LM", "bert-no-nsp", "own_relations:LENGTHS"]
+    assert [cell.name for cell in study.cells if not cell.task] == [f"{name}: pre-training" for name in names]
+    assert [cell.place["row"] for cell in study.cells if cell.task] == names
 
 
 def test_the_report_has_the_figures_of_the_paper():

@@ -117,6 +117,16 @@ def test_a_text_s_measure_is_that_of_a_classifier_on_the_mean_of_its_vectors(pla
         assert found.layers[CHECKPOINT][layer][0] == pytest.approx(right, abs=1 / 120)
 
 
+@pytest.mark.long
+def test_chosen_layers_have_the_measures_that_they_have_among_all(place, results, tmp_path):
+    one = start(place, tmp_path / "out", {"sst2": place / "sst2"}, rows=(2, 0))["sst2"]
+    assert one.places == [0, 2]
+    for weights, layers in results["sst2"].layers.items():
+        assert one.layers[weights] == [layers[0], layers[2]]
+    (table,) = tables([one])
+    assert [row[0].partition(",")[0] for row in table.rows] == ["embeddings", "layer 2", "most common label"]
+
+
 def test_restarts_learn_from_different_examples():
     examples = [Example({"text": b"%d" % i}, ["a"]) for i in range(10)]
     parts = _drawn(examples, count=3, parts=3, seed=1, name="pos")
@@ -145,7 +155,9 @@ LAYERS = {  # three restarts of the embeddings and two layers; then those at ran
 @pytest.mark.parametrize(("trained", "control", "names", "said"), LAYERS.values(), ids=LAYERS)
 def test_a_best_layer_exceeds_the_noise_of_the_others(trained, control, names, said, monkeypatch):
     layers = {CHECKPOINT: trained, RANDOM: control}
-    result = Result(name="pos", measure="accuracy", layers=layers, baseline=0.4, dev_labels=300)
+    result = Result(
+        name="pos", measure="accuracy", layers=layers, baseline=0.4, dev_labels=300, places=range(3)
+    )
     (table,) = tables([result])
     assert [row[0] for row in table.rows] == [*names, "most common label"] and table.rows[-1][1] == "40.0"
     assert re.search(
@@ -172,16 +184,18 @@ def test_a_best_layer_exceeds_the_noise_of_the_others(trained, control, names, s
         ({"chunk": "five"}, "line 1: 5 columns, expected at most 4: word, part of speech"),
         ({"sst2": "sst2", "seq_length": 600}, "seq_length is 600 and the encoder has 48 positions"),
         ({"sst2": "sst2", "seq_length": 2}, "seq_length"),
+        ({"sst2": "sst2", "rows": (0, 3)}, "rows is 0 3; give layers from 0 to 2, each once"),
+        ({"sst2": "sst2", "rows": (1, 1)}, "rows is 1 1; give layers"),
     ],
 )
 def test_bad_input_is_refused_before_any_work(place, tmp_path, data, message):
     for name, line in (("two", "good O\n"), ("five", "Filme Film NN I-NC O\n")):
         (place / name).mkdir(exist_ok=True)
         (place / name / "train.txt").write_text(line)
-    paths = {name: place / path for name, path in data.items() if name != "seq_length"}
-    length = {"seq_length": data["seq_length"]} if "seq_length" in data else {}
+    settings = {name: value for name, value in data.items() if name in ("seq_length", "rows")}
+    paths = {name: place / path for name, path in data.items() if name not in settings}
     with runs.refused(message, output=tmp_path / "new"):
-        start(place, tmp_path / "new", paths, **length)
+        start(place, tmp_path / "new", paths, **settings)
 
 
 @pytest.mark.parametrize(
@@ -237,8 +251,18 @@ def test_the_command(place, tmp_path, capfd):
 def test_a_dry_run_counts_the_probes(place, tmp_path, capfd):
     flags = ["--data", f"pos={place / 'conll'}", "--checkpoint", place / "checkpoint", "--seq-length", "32"]
     code, out, err = runs.run_command(
-        capfd, "probe", *flags, "--max-examples", "20", "--output", tmp_path / "out", "--dry-run"
+        capfd,
+        "probe",
+        *flags,
+        "--max-examples",
+        "20",
+        "--output",
+        tmp_path / "out",
+        "--dry-run",
+        "--rows",
+        "0",
+        "2",
     )
     assert code == 0, err
-    assert "│ pos      │ 3     │ 0        │ 6 " in out  # three restarts of three layers of two encoders
+    assert "│ pos      │ 3     │ 0        │ 4 " in out  # three restarts of two layers of two encoders
     assert not (tmp_path / "out").exists()

@@ -77,7 +77,7 @@ def _add_ablate(parser: argparse.ArgumentParser) -> None:
         own.add_argument(
             "--rows",
             **SEVERAL,
-            help=f"rows to run, each in quotes (default: all; {'; '.join([*rows, CONTROL])})",
+            help=f"rows to run, each in quotes (default: all; {'; '.join([*rows, CONTROL])}), recipes, or MODULE:NAME",
         )
         add_flags(own, Hparams, only=OF_EXAMPLES)
         note = "defaults: those of --scale and of the table's rows, else those of the recipe bert"
@@ -260,7 +260,7 @@ def _run_protocol(args: argparse.Namespace) -> None:
 
 def _add_glue(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--tasks", **SEVERAL, help="tasks to train on (default: all nine)")
+    add("--tasks", "--rows", **SEVERAL, help="tasks to train on, the rows of its table (default: all nine)")
     add("--data", **PATH, help="folder with GLUE's folders (default: TensorFlow Datasets downloads them)")
     add("--checkpoint", **PATH, required=True, help=CHECKPOINT_HELP)
     _add_output(parser)

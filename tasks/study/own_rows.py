@@ -1,10 +1,11 @@
-"""The rows that a study runs: those of a table, by name, and a user's own Row, by MODULE:NAME."""
+"""The rows that a study runs: those of a table and recipes, by name, and a user's own Row or Recipe, by MODULE:NAME."""
 
 import dataclasses
 from collections.abc import Sequence
 
 from bert_keras.errors import BertKerasError
 from bert_keras.io.own_code import is_own, load_own
+from bert_keras.tasks.pretraining.recipes import RECIPES, Recipe
 from bert_keras.tasks.study.rows import CONTROL, Row, check_once
 
 
@@ -14,7 +15,9 @@ def folder_name(row: str) -> str:
 
 
 def chosen_rows(table: Sequence[Row], names: Sequence[str] | None) -> list[Row]:
-    """The rows of a table with these names, in its order, CONTROL, and a user's own by MODULE:NAME; None takes the table.
+    """The rows of a table with these names, in its order, then recipes and a user's own by MODULE:NAME; None takes the table.
+
+    CONTROL is a row of each table. A recipe has its own pre-training and the recipe's name, unless a row of the table has it.
 
     Raises BertKerasError for other names, for two rows whose folders would have one name, and for a row of a user's own with the
     weights of a row that has no pre-training here.
@@ -24,9 +27,11 @@ def chosen_rows(table: Sequence[Row], names: Sequence[str] | None) -> list[Row]:
         return [*known.values()]
     check_once("rows", names)
     own = {name: _own_row(name) for name in names if is_own(name)}
+    own |= {name: Row(name=name, recipe=name) for name in names if name in RECIPES and name not in known}
     if unknown := [name for name in names if name not in known | own]:
         raise BertKerasError(
-            f"unknown row {unknown[0]!r}; give some of {'; '.join(known)}, or MODULE:NAME for one of your own."
+            f"unknown row {unknown[0]!r}; give some of {'; '.join(known)}, a recipe ({', '.join(RECIPES)}), or MODULE:NAME for "
+            "a row or recipe of your own."
         )
     folders = {"", *map(folder_name, known)}
     for name, row in own.items():
@@ -48,10 +53,12 @@ def chosen_rows(table: Sequence[Row], names: Sequence[str] | None) -> list[Row]:
 
 
 def _own_row(name: str) -> Row:
-    """A Row of a user's own. Raises BertKerasError for another object."""
+    """A Row of a user's own, or the row of a Recipe. Raises BertKerasError for another object."""
     found = load_own(name, given="--rows")
+    if isinstance(found, Recipe):
+        return Row(name=name, recipe=name)
     if not isinstance(found, Row):
         raise BertKerasError(
-            f"--rows {name} is {type(found).__name__}; give a Row (bert_keras.tasks.study.rows)."
+            f"--rows {name} is {type(found).__name__}; give a Row (bert_keras.tasks.study.rows) or a Recipe."
         )
     return found

@@ -134,6 +134,7 @@ class Result:
     layers: weights (CHECKPOINT, RANDOM) -> for each layer, 0 for the embeddings, the measure of each restart
     baseline: of the most common training label
     dev_labels: the number of labels that the measure counts
+    places: the layers
     """
 
     name: str
@@ -141,17 +142,18 @@ class Result:
     layers: Mapping[str, Sequence[Sequence[float]]]
     baseline: float
     dev_labels: int
+    places: Sequence[int]
 
     def best(self) -> int | None:
         """The layer whose mean exceeds that of every other layer (RULE), or None."""
-        layers = self.layers[CHECKPOINT]
-        first, *others = sorted(range(len(layers)), key=lambda layer: -statistics.fmean(layers[layer]))
-        return first if all(_exceeds(layers[first], layers[other]) for other in others) else None
+        found = dict(zip(self.places, self.layers[CHECKPOINT], strict=True))
+        first, *others = sorted(found, key=lambda place: -statistics.fmean(found[place]))
+        return first if others and all(_exceeds(found[first], found[other]) for other in others) else None
 
     def learned(self) -> list[int]:
         """The layers whose mean exceeds that of the same layer at random weights (RULE)."""
-        pairs = zip(self.layers[CHECKPOINT], self.layers[RANDOM], strict=True)
-        return [layer for layer, (trained, control) in enumerate(pairs) if _exceeds(trained, control)]
+        found = zip(self.places, self.layers[CHECKPOINT], self.layers[RANDOM], strict=True)
+        return [place for place, trained, control in found if _exceeds(trained, control)]
 
     def dev_error(self) -> float:
         """The standard error that the dev labels give to the highest mean, as if it were an accuracy of independent labels."""
@@ -161,6 +163,17 @@ class Result:
 
 def _exceeds(values: Sequence[float], others: Sequence[float]) -> bool:
     return ordering(values, others).verdict == "holds"
+
+
+def _places(config: BertConfig, options: ProbeOptions) -> Sequence[int]:
+    """The layers that are probed, in order. Raises BertKerasError for a layer that the encoder lacks, and for one given twice."""
+    known = range(config.num_layers + 1)
+    if options.rows is None:
+        return known
+    if not options.rows or len({*options.rows}) < len(options.rows) or not {*options.rows} <= {*known}:
+        given = " ".join(map(str, options.rows)) or "nothing"
+        raise BertKerasError(f"rows is {given}; give layers from 0 to {config.num_layers}, each once.")
+    return sorted(options.rows)
 
 
 def _layer(number: int) -> str:
@@ -260,14 +273,15 @@ def plan_probes(
         MODULE:NAME
     settings: fields of ProbeOptions
 
-    Raises BertKerasError for an unknown probe, too few examples, a length that does not fit, and a folder with other files;
-    MissingFileError for missing data.
+    Raises BertKerasError for an unknown probe or layer, too few examples, a length that does not fit, and a folder with other
+    files; MissingFileError for missing data.
     """
     options = ProbeOptions(**settings)
     _check(data)
     folder = Folder(to_path(output), PROBE)
     folder.check()
     source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
+    count = len(_places(source.config, options))
     probes = [_open(name, path, options) for name, path in data.items()]
     for probe in probes:  # raises an error unless an example becomes features that the encoder can read
         probe.units(source, options).read([probe.parts[0][0].raw])
@@ -284,7 +298,7 @@ def plan_probes(
             folder.finish({**found, formats.MADE_BY: formats.made_by()})
         return results
 
-    return Study(cells=[*_cells(probes, source.config, folder.path, run)], train=run)
+    return Study(cells=[*_cells(probes, source.config, count, folder.path, run)], train=run)
 
 
 def run_probes(data: Mapping[str, str | pathlib.Path], **settings: Any) -> list[Result]:
@@ -293,11 +307,11 @@ def run_probes(data: Mapping[str, str | pathlib.Path], **settings: Any) -> list[
 
 
 def _cells(
-    probes: Sequence[_Probe], config: BertConfig, path: pathlib.Path, run: Callable[[], object]
+    probes: Sequence[_Probe], config: BertConfig, count: int, path: pathlib.Path, run: Callable[[], object]
 ) -> Iterator[Cell]:
-    """The restarts of each probe; a step is a linear classifier on one layer of one encoder."""
+    """The restarts of each probe; a step is a linear classifier on one of `count` layers of one encoder."""
     for probe, (seed, part) in itertools.product(probes, enumerate(probes[0].parts)):
-        steps = 2 * (config.num_layers + 1)  # of the checkpoint and of random weights
+        steps = 2 * count  # of the checkpoint and of random weights
         texts = [*part, *(probe.dev if seed == 0 else ())]
         tokens = sum(len(text.split()) for one in texts for text in one.raw.values())
         work = functools.partial(Work, steps, 2 * tokens * forward(config))
@@ -354,7 +368,7 @@ def _result(
     layers = {}
     for weights, start in {CHECKPOINT: source, RANDOM: dataclasses.replace(source, tensors={})}.items():
         keras.utils.set_random_seed(options.seed)  # of random weights
-        places, units = range(source.config.num_layers + 1), probe.units(source, options)
+        places, units = _places(source.config, options), probe.units(source, options)
         extractor = Extractor(source=start, units=units, places=places, dtype="float32")
         about = f"{probe.name}, {weights}"
         y = _vectors(extractor, probe.dev, about=f"{about}, dev", log=log)
@@ -369,6 +383,7 @@ def _result(
         layers=layers,
         baseline=probe.baseline(),
         dev_labels=len(_labels(probe.dev)),
+        places=[*places],
     )
 
 
@@ -379,9 +394,9 @@ def tables(results: Sequence[Result]) -> Iterator[Table]:
     """
     for one in results:
         rows: list[tuple[Any, ...]] = []
-        for layer, cells in enumerate(zip(one.layers[CHECKPOINT], one.layers[RANDOM], strict=True)):
-            best = ", the best" if layer == one.best() else ""
-            rows.append((f"{_layer(layer)}{best}", *map(_percent, cells)))
+        for place, *cells in zip(one.places, one.layers[CHECKPOINT], one.layers[RANDOM], strict=True):
+            best = ", the best" if place == one.best() else ""
+            rows.append((f"{_layer(place)}{best}", *map(_percent, cells)))
         rows.append(("most common label", percent(one.baseline), ""))
         restarts = len(one.layers[CHECKPOINT][0])
         runs = ONE_SEED if restarts < 2 else f"mean ± standard error of {restarts} draws of training examples"
@@ -420,7 +435,7 @@ def draw(results: Sequence[Result], path: pathlib.Path) -> None:
     for panel, one in zip(panels, results, strict=True):
         for (weights, layers), style in zip(one.layers.items(), ("o-", "s--"), strict=True):
             means = [100 * statistics.fmean(values) for values in layers]
-            panel.plot(range(len(means)), means, style, label=weights)
+            panel.plot(one.places, means, style, label=weights)
         panel.axhline(100 * one.baseline, color="gray", linestyle=":", label="most common label")
         panel.set_ylim(0, 102)  # a small difference looks small
         panel.set_title(one.name)
