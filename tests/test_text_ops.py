@@ -1,6 +1,7 @@
 """WordPiece from TensorFlow's own ops gives the ids and offsets of TensorFlow Text's, and its exports need no TensorFlow Text."""
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -120,19 +121,22 @@ def test_exports_need_no_tensorflow_text(tmp_path):
     assert json.loads(done.stdout) == [r.to_list() for r in tokenizer.tokenize_with_offsets(texts)]
 
 
-def test_core_ops_are_chosen_without_tensorflow_text():
+def test_without_tensorflow_text_core_ops_are_chosen_and_its_exports_name_it(tmp_path):
+    tf.saved_model.save(WordPiece(VOCABULARY, text_ops="tensorflow-text"), str(tmp_path / "model"))
     code = (
-        "import sys; sys.modules['tensorflow_text'] = None; import bert_keras as bk\n"
-        f"made = bk.WordPiece({VOCABULARY!r}); print(made.text_ops, made.encode('unaffable'))"
+        "import sys; sys.modules['tensorflow_text'] = None; import bert_keras as bk, tensorflow as tf\n"
+        "from bert_keras.text.text_ops import text_ops_needed\n"
+        f"made = bk.WordPiece({VOCABULARY!r}); print(made.text_ops, made.encode('unaffable'))\n"
+        "try:\n"
+        "    with text_ops_needed('model'): tf.saved_model.load('model')\n"
+        "except bk.BertKerasError as error: print(error)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=Path(__file__).parents[1],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "core [7, 8, 9]\n"
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    chosen, error = done.stdout.splitlines()
+    assert chosen == "core [7, 8, 9]"
+    assert "the SavedModel in model, which was made without --text-ops core, needs tensorflow-text" in error
 
 
 def test_the_environment_chooses(monkeypatch):

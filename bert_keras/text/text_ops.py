@@ -63,7 +63,7 @@ def text_ops_needed(folder: object) -> Iterator[None]:
     """Names TensorFlow Text where a SavedModel that is loaded has ops which are not registered."""
     try:
         yield
-    except FileNotFoundError as error:
+    except (FileNotFoundError, RuntimeError) as error:  # by the part of TensorFlow that meets the op
         if _missing is None or "Op type not registered" not in str(error):
             raise
         tensorflow_text(f"the SavedModel in {folder}, which was made without --text-ops {CORE},")

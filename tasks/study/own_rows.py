@@ -26,8 +26,7 @@ def chosen_rows(table: Sequence[Row], names: Sequence[str] | None) -> list[Row]:
     if names is None:
         return [*known.values()]
     check_once("rows", names)
-    own = {name: _own_row(name) for name in names if is_own(name)}
-    own |= {name: Row(name=name, recipe=name) for name in names if name in RECIPES and name not in known}
+    own = {name: _own_row(name) for name in names if is_own(name) or name in RECIPES and name not in known}
     if unknown := [name for name in names if name not in known | own]:
         raise BertKerasError(
             f"unknown row {unknown[0]!r}; give some of {'; '.join(known)}, a recipe ({', '.join(RECIPES)}), or MODULE:NAME for "
@@ -53,8 +52,8 @@ def chosen_rows(table: Sequence[Row], names: Sequence[str] | None) -> list[Row]:
 
 
 def _own_row(name: str) -> Row:
-    """A Row of a user's own, or the row of a Recipe. Raises BertKerasError for another object."""
-    found = load_own(name, given="--rows")
+    """A Row of a user's own, or the row of a recipe. Raises BertKerasError for another object."""
+    found = RECIPES[name] if name in RECIPES else load_own(name, given="--rows")
     if isinstance(found, Recipe):
         return Row(name=name, recipe=name)
     if not isinstance(found, Row):
