@@ -293,7 +293,7 @@ def test_missing_checkpoints(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
     for path, message in (
         ("absent", "no such file or folder"),
-        ("", "looked for model.safetensors or pytorch_model.bin .*keras-hub.*; found notes.txt.$"),
+        ("", "looked for model.safetensors, tf_model.h5, pytorch_model.bin .*keras-hub.*; found notes.txt.$"),
     ):
         refused(message, checkpoints.read, tmp_path / path, error=FileNotFoundError)
     message = "no checkpoint format 'onnx'; the formats are hugging-face"

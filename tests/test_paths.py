@@ -26,7 +26,11 @@ PATTERNS = ["a[1]", "run*", "run?", "b\\c"]
 PATHS = {"data", "dev_data", "checkpoint", "output", "vocab", "records", "held_out", "run"}
 PATHS |= {"input", "source", "target", "folder", "path", "work"}
 
-NO_PATHS = (("ablate", "data"), ("export", "target"))  # TASK=PATH, and a server
+NO_PATHS = (
+    ("ablate", "data"),
+    ("ablate", "held_out"),
+    ("export", "target"),
+)  # TASK=PATH, a fraction, a server
 
 
 @pytest.fixture
