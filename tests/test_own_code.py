@@ -116,7 +116,9 @@ class Shapes(Relations):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("settings", [{}, {"feature_layers": "last", "lstm_units": 4}])
+@pytest.mark.parametrize(
+    "settings", [{}, pytest.param({"feature_layers": "last", "lstm_units": 4}, marks=pytest.mark.slow)]
+)
 def test_a_model_reads_features_of_any_name_and_shape(settings, data, tiny, tmp_path):
     hparams = dataclasses.replace(HPARAMS, **settings)
     how = {"hparams": hparams, "verbose": 0, "log": lambda line: None}

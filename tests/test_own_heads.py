@@ -229,7 +229,7 @@ FORMS = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", FORMS)
+@pytest.mark.parametrize("case", ["classes", pytest.param("replaced", marks=pytest.mark.slow)])
 def test_runs_keras_files_exports_and_commands_answer_the_same(case, tmp_path, forked_answers):
     made, texts = FORMS[case]
     folder = write(tmp_path / "there", **made)

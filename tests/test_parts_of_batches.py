@@ -34,7 +34,9 @@ def rows(features, labels, weights):
 
 
 @pytest.mark.parametrize("doc_stride", [None, 6], ids=["texts", "windows"])
-@pytest.mark.parametrize(("parts", "multiple_of"), [(2, 2), (3, 3), (2, 4)])
+@pytest.mark.parametrize(
+    ("parts", "multiple_of"), [(2, 2), (3, 3), pytest.param(2, 4, marks=pytest.mark.slow)]
+)
 def test_all_parts_together_are_the_whole_batches(files, doc_stride, parts, multiple_of):
     task = TextClassification.open("sst2", files, doc_stride=doc_stride)
     preprocess = (

@@ -56,7 +56,11 @@ def saves(run: Path) -> list[int]:
 
 @pytest.mark.parametrize(
     ("worker", "given"),
-    [(0, signal.SIGTERM), (1, signal.SIGTERM), pytest.param(0, signal.SIGINT, marks=pytest.mark.slow)],
+    [
+        (0, signal.SIGTERM),
+        pytest.param(1, signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(0, signal.SIGINT, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_to_one_worker_saves_and_ends_all(worker, given, folder):
     output = folder / f"stopped-{worker}-{given.name}"
