@@ -99,6 +99,7 @@ ROWS = [
     ("custom", "csv", "text,label\na,1\nb,0\n", "all labels | numbers (0, 1); give --label-type class | score"),
     ("custom label_type=score", "csv", "text,label\na,1\nb,1e99\n", "line 3: score '1e99' is not a number"),
     ("custom label_type=multi", "csv", "text,label\na,x||y\n", "line 2: the label is empty"),
+    ("custom label_type=multi", "csv", 'text,label\na,x\nb,y\nc,"x, y"\n', "'x, y' joins other labels by ',' | as in 'x|y'"),
     ("custom", "jsonl", as_jsonl({"text": "a", "label": {}}), "line 1: the label is {}; give one label"),
     ("custom", "jsonl", as_jsonl({"text": "a", "label": 0}, {"text": "b", "label": 1}), "all labels | numbers"),
     ("custom", "parquet", as_parquet(text=["a", "b"], label=["x", None]), "train.parquet, row 2: the label is empty"),

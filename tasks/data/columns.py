@@ -4,9 +4,10 @@ A problem names its texts in `signature`. One text is a list of strings; several
 tuple of columns, or a list of tuples.
 """
 
+import itertools
 import math
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -268,6 +269,17 @@ def read_labels(value: Any, where: str) -> list[str]:
     if isinstance(value, str):
         value = value.split(SEPARATOR) if value.strip() else []
     return [read_label(one, where) for one in value]
+
+
+def check_separator(names: Collection[str], where: str) -> None:
+    """Raises BertKerasError for a label that joins others by another mark than SEPARATOR."""
+    for name, mark in itertools.product(names, ",;/"):
+        parts = [part.strip() for part in name.split(mark)]
+        if len(parts) > 1 and {*parts} <= {*names}:
+            raise BertKerasError(
+                f"{where}: the label {name!r} joins other labels by {mark!r}; separate labels by {SEPARATOR!r}, as in "
+                f"{SEPARATOR.join(parts)!r}."
+            )
 
 
 def read_number(value: Any) -> float | None:

@@ -21,7 +21,7 @@ import tensorflow as tf
 from bert_keras.errors import BertKerasError, MissingFileError, first_names
 from bert_keras.io.json_files import shortened
 from bert_keras.io.paths import to_path
-from bert_keras.tasks.data.columns import label_parser, read_label, read_labels, read_number
+from bert_keras.tasks.data.columns import check_separator, label_parser, read_label, read_labels, read_number
 from bert_keras.tasks.data.sources import Source, file_of_split, listing, load_tfds, missing_source
 from bert_keras.tasks.data.tables import TableRow, checked_text, column_names, find_table, read_table
 from bert_keras.tasks.options import ColumnOptions
@@ -435,4 +435,6 @@ def _find_labels(path: Path, label: str, rows: Sequence[TableRow], label_type: s
         raise BertKerasError(
             f"{path} has the labels {', '.join(map(repr, found)) or '(none)'} in the column {label!r}; give {wanted} or more."
         )
+    if label_type == "multi":
+        check_separator(found, f"{path}, column {label!r}")
     return tuple(sorted(found))
