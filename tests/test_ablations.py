@@ -6,12 +6,13 @@ import json
 import types
 
 import pytest
+from own_relations import Lengths
 from runs import VOCABULARY, no_training, refused, results, texts, unlike, write_data
 
 from bert_keras import checkpoints
 from bert_keras.tasks.finetuning.examples import check_fits
 from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.pretraining.recipes import RECIPES
+from bert_keras.tasks.pretraining.recipes import RECIPES, Recipe
 from bert_keras.tasks.problems.question_answering import QuestionAnswering
 from bert_keras.tasks.study import ablations, grid
 from bert_keras.tasks.study.ablations import compared, run_ablation
@@ -278,7 +279,7 @@ def test_the_rows_of_the_input_format_are_robertas():
     assert {one.hparams.phases for one in found} == {((512, 1.0),)}
 
 
-def compare(name, tasks, rows, *, stuck=()):
+def compare(name, tasks, rows, *, stuck=(), table=None):
     """The comparison of rows, by name, with the same percentages on each task. stuck: row and seed of degenerate runs."""
     opened = {task: types.SimpleNamespace(kind="glue", measure="accuracy") for task in tasks}
     outcomes = [
@@ -295,7 +296,7 @@ def compare(name, tasks, rows, *, stuck=()):
         for seed, value in enumerate(values)
     ]
     about = {"baselines": dict.fromkeys(tasks, 0.5), "perplexities": {}, "covers": "one pre-training"}
-    return compared(name, [*rows], opened, outcomes, **about)
+    return compared(name, table or [*rows], opened, outcomes, **about)
 
 
 LARGER = {str(i): (60 + i, 60.1 + i) for i in range(6)}
@@ -408,6 +409,26 @@ def test_recipes_are_rows_with_pre_trainings_of_their_own(tmp_path, small):
     names = ["masked LM", "bert-no-nsp", "own_relations:LENGTHS"]
     assert [cell.name for cell in study.cells if not cell.task] == [f"{name}: pre-training" for name in names]
     assert [cell.place["row"] for cell in study.cells if cell.task] == names
+
+
+def test_a_row_of_ones_own_is_compared_with_the_first_row_and_with_random_weights():
+    rows = {"BERT": [60, 61, 62], CONTROL: [50, 51, 52], "own:RECIPE": [70, 71, 72]}
+    found = compare("tasks", ["sst2"], rows, table=["BERT", "no NSP", "LTR", "BiLSTM"])
+    orders = [(one.better, one.worse, one.found.verdict) for one in found.orderings()]
+    assert orders == [
+        ("own:RECIPE", "BERT", "holds"), ("BERT", CONTROL, "holds"), ("own:RECIPE", CONTROL, "holds")
+    ]  # fmt: skip
+
+
+def test_a_perplexity_after_changes_of_tokens_has_a_column_of_its_own():
+    recipes = [
+        Recipe(objectives=names, settings={})
+        for names in (("masked_lm", Lengths), ("masked_lm",), (Lengths, "masked_lm"))
+    ]
+    assert [*map(ablations._objective, recipes)] == [
+        *["masked LM, 15%, 80/10/10"] * 2,
+        "masked LM after own_relations:Lengths, 15%, 80/10/10",
+    ]
 
 
 def test_the_report_has_the_figures_of_the_paper():

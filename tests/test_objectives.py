@@ -152,6 +152,22 @@ def test_left_to_right_refuses_masks():
         [*LeftToRight().check(masked)]
 
 
+class Own(SentencePair):
+    """An objective of a user's own, which changes no token."""
+
+    name = "own"
+
+
+def test_an_objective_of_ones_own_changes_no_mask():
+    """Perplexities of two recipes are of the same masks, wherever the objective stands."""
+    alone, *with_own = (
+        label(repeating(4), objectives=objectives, seed=SEED)[1]["masked_lm"]
+        for objectives in ([MASKED_LM], [Own(), MASKED_LM], [MASKED_LM, Own()])
+    )
+    for one in with_own:
+        np.testing.assert_array_equal(one, alone)
+
+
 class WithoutParts(SentencePair):
     """As users wrote objectives before workers labelled their own rows alone."""
 

@@ -26,7 +26,7 @@ from bert_keras.tasks.finetuning.finetune import finetune, plan_finetuning
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.pretraining import pretrain as pretrain_module
 from bert_keras.tasks.pretraining.pretrain import Pretraining, plan_pretraining, pretrain
-from bert_keras.tasks.pretraining.recipes import recipe_named
+from bert_keras.tasks.pretraining.recipes import Recipe, recipe_named
 from bert_keras.tasks.pretraining.samplers import sampler_of
 from bert_keras.tasks.pretraining.unfinished import read_unfinished
 from bert_keras.tasks.runs.run_folder import evaluate, load_run
@@ -250,6 +250,32 @@ def test_an_objective_without_a_member_is_refused(monkeypatch):
     refused("Lengths lacks reads, logits; help", recipe_named, "own_relations:LENGTHS")
 
 
+def test_a_field_without_a_default_is_refused():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Commas(Lengths):
+        comma: int
+
+    refused(
+        "Commas has a field comma without a default; .*give it a default",
+        Recipe(objectives=(Commas,), settings={}).changed,
+        long=3,
+    )
+
+
+def test_an_objective_that_changes_masked_tokens_is_refused_before_a_folder_is_made(tmp_path):
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Turned(Lengths):
+        def label(self, features, *, seed, worker_rows=None):
+            return super().label(
+                features | {"input_word_ids": features["input_word_ids"][:, ::-1]}, seed=seed
+            )
+
+    recipe = Recipe(objectives=("masked_lm", Turned), settings={"long": 10}).changed(**pretrainings.SMALL)
+    given = Pretraining(**pretrainings.given(recipe=recipe, held_out=0.2))
+    with runs.refused("length changes input_word_ids after tokens were masked", output=tmp_path / "run"):
+        pretrain(given, tmp_path / "run", verbose=0, log=lambda line: None)
+
+
 @pytest.mark.long
 def test_an_objective_is_one_file_outside_the_package(tmp_path):
     changes = pretrainings.SMALL | {"steps": 4, "eval_every": 2, "log_every": 2}
@@ -320,7 +346,7 @@ def test_a_sampler_and_a_row_of_a_study_by_name(tmp_path, monkeypatch):
         monkeypatch.setattr(own_relations, "HALF", wrong, raising=False)
         refused(message, chosen_rows, table, ["own_relations:HALF"])
     refused(
-        "--rows own_relations:LENGTHS is Recipe; give a Row", chosen_rows, (first,), ["own_relations:LENGTHS"]
+        "--rows own_relations:Lengths is type; give a Row", chosen_rows, (first,), ["own_relations:Lengths"]
     )
 
 

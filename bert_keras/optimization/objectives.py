@@ -307,7 +307,8 @@ def label(
 ) -> tuple[Features, dict[str, Any], dict[str, Any]]:
     """Labels of all objectives, as `fit` takes them: x, y and sample_weight.
 
-    seed: int32 or int64 [2]; each objective has a seed of its own. Equal features and seeds give equal results.
+    seed: int32 or int64 [2]; each objective has a seed of its own. Equal features and seeds give equal results. An objective of
+        a user's own, wherever it stands, leaves the seeds of the others as they are: masks, and what is measured on them, compare
     worker_rows: the rows that the features are of a batch; their labels are those that they have in the whole batch
 
     Raises BertKerasError for an objective that changes the tokens after they were masked.
@@ -317,7 +318,12 @@ def label(
     labels, weights = {}, {}
     more = {} if worker_rows == ALL_ROWS else {"worker_rows": worker_rows}
     check_parts(objectives, worker_rows)
-    for i, one in enumerate(objectives):
+    numbers = {
+        id(one): i
+        for i, one in enumerate(sorted(objectives, key=lambda one: type(one).__module__ != __name__))
+    }
+    for one in objectives:
+        i = numbers[id(one)]
         own = tf.random.experimental.stateless_fold_in(tf.cast(seed, tf.int64), i)
         before = features
         features, labels[one.name], weights[one.name] = one.label(features, seed=own, **more)

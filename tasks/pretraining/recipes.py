@@ -121,6 +121,13 @@ def _own_settings(objective: type) -> type:
         for field in dataclasses.fields(objective)
         if field.name not in (*FIELDS, *NOT_SETTINGS)
     ]
+    if lacking := [
+        name for name, _, own in fields if own.default is own.default_factory is dataclasses.MISSING
+    ]:
+        raise BertKerasError(
+            f"{objective.__name__} has a field {lacking[0]} without a default; a field is a setting with a flag, so give it a "
+            f"default. Only {' and '.join(NOT_SETTINGS)}, and settings of the training, are filled in by name."
+        )
     return dataclasses.make_dataclass(objective.__name__, fields, bases=(Checked,), frozen=True, kw_only=True)
 
 

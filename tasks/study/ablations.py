@@ -25,6 +25,7 @@ from bert_keras.fields import checked_value
 from bert_keras.io import formats
 from bert_keras.io.folders import Folder, Layout
 from bert_keras.io.json_files import MEASURE, OBJECT, checked_fields, list_of, object_of, read_object
+from bert_keras.io.own_code import is_own
 from bert_keras.tasks.data.sources import Source
 from bert_keras.tasks.devices.strategies import strategy
 from bert_keras.tasks.devices.workers import Workers, reports_lost_workers
@@ -291,12 +292,14 @@ def _suffix(number: int) -> str:
 
 
 def _objective(recipe: Recipe) -> str:
-    """The tokens that a perplexity is of: they differ between objectives and between masks."""
+    """The tokens that a perplexity is of: they differ between objectives, between masks and after another objective's changes."""
     if "left_to_right" in recipe.objectives:
         return "left to right"
+    before = itertools.takewhile(lambda name: name != "masked_lm", recipe.names)
+    changed = "".join(f" after {name}" for name in before if is_own(name))
     masking = recipe.masking()
     rates = "/".join(f"{100 * rate:.0f}" for rate in (masking.hide, masking.keep, masking.replace))
-    return f"masked LM, {masking.share:.0%}, {rates}"
+    return f"masked LM{changed}, {masking.share:.0%}, {rates}"
 
 
 def _perplexities(file: pathlib.Path) -> tuple[float | None, float | None]:
@@ -426,12 +429,17 @@ def compared(
 ) -> Comparison:
     """The outcomes of an ablation with pre-training beside the paper's figures, and each row over random weights.
 
+    A row of a user's own is compared with the first row of the table too.
+
     names: of all rows of the table, in order
     about: covers, baselines and perplexities of the Comparison
     """
     ablation = ABLATIONS[name]
     measures = {task: ablation.measures.get(task, one.measure) for task, one in tasks.items()}
     pairs = [(names[better], names[worse]) for better, worse in ablation.pairs]
+    of_user = dict.fromkeys(
+        one.place["row"] for one in outcomes if one.task and one.place["row"] not in (*names, CONTROL)
+    )
     return compare(
         outcomes,
         tasks,
@@ -443,6 +451,10 @@ def compared(
             for task, figures in ablation.figures.items()
             for row, value in zip(names, figures, strict=True)
         },
-        pairs=[*pairs, *((row, CONTROL) for row in names)],
+        pairs=[
+            *pairs,
+            *((row, names[0]) for row in of_user),
+            *((row, CONTROL) for row in (*names, *of_user)),
+        ],
         **about,
     )

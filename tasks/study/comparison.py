@@ -176,7 +176,10 @@ def comparison_tables(found: Comparison) -> list[Table]:
         cells = [_spread(found, row, task) for row in names]
         columns[f"{task}, {measure}"] = [*cells, percent(found.baselines[task])]
     names.append(COMMONEST)
-    mean = "" if found.restarts < 2 else "mean ± standard deviation of the runs that learned, "
+    of = (
+        "the runs that learned" if found.repeated is None else "the pre-trainings, of their runs that learned"
+    )
+    mean = "" if found.restarts < 2 else f"mean ± standard deviation of {of}, "
     if mean and found.failed:
         mean += "the number that did not and the mean of all runs, "
     title = f"{found.title}: {mean}(the paper's), dev, percent; {found.about_errors}"
