@@ -45,6 +45,9 @@ FORMS: dict[str, dict[str, Any]] = {
     "openvino": {"format": "openvino"},
     "openvino --precision bfloat16": {"format": "openvino", "precision": "bfloat16"},
     "openvino --quantize int8": {"format": "openvino", "quantize": "int8"},
+    "litert": {"format": "litert"},
+    "litert --precision float16": {"format": "litert", "precision": "float16"},
+    "litert --quantize int8": {"format": "litert", "quantize": "int8"},
 }
 DEFAULT = "SavedModel"
 BATCHES = (1, 32)

@@ -76,13 +76,15 @@ def _export_to_runtime(args: argparse.Namespace, options: ExportOptions) -> None
         )
     start()
     from bert_keras.io.paths import to_path
+    from bert_keras.savedmodels.converters import RUNTIMES
     from bert_keras.savedmodels.runtimes import check_runtime, check_task, export_to
 
     precision = getattr(args, "precision", None) or "float32"
     how: dict[str, Any] = {"quantize": options.quantize, "precision": precision}
     check_runtime(to_path(args.output), options.format, **how)
     run = _run_to_export(args, options, check=check_task)
-    slow_precision(precision)
+    if precision not in RUNTIMES[options.format].convert:  # else it is the format of the weights alone
+        slow_precision(precision)
     found = export_to(run, args.output, options.format, **how)
     print(
         f"{args.output}: {found['bytes'] / 1e6:.0f} MB; a fresh process without TensorFlow gave the run's outputs, "

@@ -1,4 +1,6 @@
-"""Answers texts with an exported model: NumPy, tokenizers, and ONNX Runtime or OpenVINO; no TensorFlow, and not this package.
+"""Answers texts with an exported model: NumPy, tokenizers, and its runtime; no TensorFlow, and not this package.
+
+The runtime is ONNX Runtime, OpenVINO or LiteRT (TensorFlow Lite).
 
     python example.py "a charming journey" "a dull plot"    the inputs of a request; the two texts of a pair follow each other
     python example.py < inputs.json                         {"sentence": ["a charming journey"]} -> outputs and answers as JSON
@@ -8,6 +10,7 @@ An export for another runtime has this file as example.py, beside the model, tok
 
 import functools
 import json
+import os
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
@@ -91,6 +94,11 @@ def load(settings: dict[str, Any]) -> Callable[[dict[str, np.ndarray]], np.ndarr
 
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         return lambda given: session.run([output], given)[0]
+    if settings["runtime"] == "litert":
+        from ai_edge_litert.interpreter import Interpreter
+
+        runner = Interpreter(path, num_threads=os.cpu_count()).get_signature_runner()
+        return lambda given: runner(**given)[output]
     import openvino
 
     # By itself OpenVINO computes in bfloat16 where the processor can.
@@ -192,7 +200,10 @@ def main(arguments: list[str]) -> None:
         except (ValueError, RecursionError) as error:  # no JSON, or no UTF-8
             wanted = json.dumps({name: ["..."] for name in names})
             sys.exit(f"standard input is no JSON ({error}); give texts as arguments, or {wanted}.")
-    output = load(settings)(read_inputs(settings, given))
+    try:
+        output = load(settings)(read_inputs(settings, given))
+    except ModuleNotFoundError as error:
+        sys.exit(f"{error}; pip install {error.name}")
     found = answers(settings, output)
     print(json.dumps(found if arguments else {settings["output"]: output.tolist(), "answers": found}))
 

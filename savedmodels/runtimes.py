@@ -1,23 +1,19 @@
 """Exports the tensor part of a run to another runtime, with its tokenizer beside it; a fresh process checks it.
 
-In: a Run and a new folder; RUNTIMES has a row for each runtime. Out:
+In: a Run, a new folder and the name of a row of RUNTIMES. Out:
 
-    OUT/model.onnx, or model.xml and model.bin    features -> logits, or vectors
+    OUT/model.onnx, model.xml or model.tflite     features -> logits, or vectors; model.bin has the weights of model.xml
     OUT/tokenizer.json                            for the tokenizers library; vocab.txt and the other files for this package
     OUT/settings.json                             how texts become features, and logits answers
     OUT/example.py                                does both, without TensorFlow: savedmodels/runtime_example.py
     OUT/model_card.md
 """
 
-import contextlib
 import dataclasses
 import importlib.util
-import io
 import json
-import logging
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -32,6 +28,7 @@ from bert_keras.io.folders import check_folder
 from bert_keras.io.paths import to_path
 from bert_keras.model.kernels import plain_operations
 from bert_keras.savedmodels import runtime_example
+from bert_keras.savedmodels.converters import RUNTIMES, write_model
 from bert_keras.savedmodels.export import sample_inputs, servable_of
 from bert_keras.savedmodels.model_card import example_of, measures_table, precision_of
 from bert_keras.savedmodels.servable import with_constants
@@ -47,94 +44,6 @@ from bert_keras.text.sentencepiece import SentencePiece
 from bert_keras.text.vocabulary import TOKENIZER_JSON
 from bert_keras.text.write_tokenizer_json import write_pipeline
 
-OPSET = 18  # of ONNX; ONNX Runtime reads it from 1.14 on
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Runtime:
-    """One runtime.
-
-    file: the name of the model's file
-    packages: modules that the conversion needs; quantizers: the modules that int8 needs too
-    precisions: the formats that it can compute a float32 model in
-    convert: a concrete function, the name of its output and a path -> the written file
-    quantize: the path of the float32 model and a path -> the written int8 model
-    """
-
-    file: str
-    packages: tuple[str, ...]
-    quantizers: tuple[str, ...]
-    precisions: tuple[str, ...]
-    convert: Callable[[Any, str, pathlib.Path], None]
-    quantize: Callable[[pathlib.Path, pathlib.Path], None]
-
-
-def _to_onnx(function: Any, output: str, path: pathlib.Path) -> None:
-    import tf2onnx
-
-    (features,), _ = function.structured_input_signature
-    specs = [tf.TensorSpec(spec.shape, spec.dtype, name=name) for name, spec in features.items()]
-
-    def named(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {output: function(dict(zip(features, tensors, strict=True)))}
-
-    tf2onnx.convert.from_function(
-        tf.function(named, autograph=False), input_signature=specs, opset=OPSET, output_path=str(path)
-    )
-
-
-def _onnx_int8(source: pathlib.Path, path: pathlib.Path) -> None:
-    """Int8 kernels with a scale for each column; activations are quantized in each call. The embeddings stay float32."""
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    quantize_dynamic(
-        source, path, per_channel=True, weight_type=QuantType.QInt8, op_types_to_quantize=["MatMul", "Gemm"]
-    )
-
-
-def _to_openvino(function: Any, output: str, path: pathlib.Path) -> None:
-    import openvino
-
-    converted = openvino.convert_model(function)
-    # Each op that nothing reads becomes an output too; Identity is what the function returns.
-    (result,) = (found for found in converted.outputs if "Identity:0" in found.names)
-    model = openvino.Model([result.node], converted.get_parameters())
-    model.output(0).get_tensor().set_names({output})
-    for parameter in model.inputs:
-        (name,) = {name.partition(":")[0] for name in parameter.names}
-        parameter.get_tensor().set_names({name})
-    openvino.save_model(model, path, compress_to_fp16=False)
-
-
-def _openvino_int8(source: pathlib.Path, path: pathlib.Path) -> None:
-    """Int8 weights, embeddings too, with a scale for each row."""
-    import nncf
-    import openvino
-
-    model = openvino.Core().read_model(source)
-    compressed = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
-    openvino.save_model(compressed, path, compress_to_fp16=False)
-
-
-RUNTIMES = {
-    "onnx": Runtime(
-        file="model.onnx",
-        packages=("onnx", "onnxruntime", "tf2onnx", "tokenizers"),
-        quantizers=(),
-        precisions=("float32",),
-        convert=_to_onnx,
-        quantize=_onnx_int8,
-    ),
-    "openvino": Runtime(
-        file="model.xml",
-        packages=("openvino", "tokenizers"),
-        quantizers=("nncf",),
-        precisions=("float32", "bfloat16"),
-        convert=_to_openvino,
-        quantize=_openvino_int8,
-    ),
-}
-
 
 def check_packages(name: str, *, quantize: str | None = None) -> None:
     """Raises MissingPackageError, with the command that installs it, if a package of a runtime is not installed."""
@@ -142,7 +51,7 @@ def check_packages(name: str, *, quantize: str | None = None) -> None:
     wanted = (*runtime.packages, *(runtime.quantizers if quantize else ()))
     if lacking := [module for module in wanted if importlib.util.find_spec(module) is None]:
         raise MissingPackageError(
-            f"an export for {name} needs {', '.join(lacking)}; pip install 'bert-keras[{name}]'."
+            f"an export for {name} ({runtime.file}) needs {', '.join(lacking)}; pip install 'bert-keras[{name}]'."
         )
 
 
@@ -150,61 +59,31 @@ def check_runtime(
     directory: pathlib.Path, name: str, *, quantize: str | None = None, precision: str = "float32"
 ) -> None:
     """Raises BertKerasError for what `export_to` would refuse before it sees the run: call it before long work."""
-    if precision not in (known := RUNTIMES[name].precisions):
+    if name not in RUNTIMES or quantize not in (None, "int8"):
+        raise BertKerasError(
+            f"format is {name!r} and quantize is {quantize!r}; give format {', '.join(RUNTIMES)} (TensorFlow Lite), and quantize "
+            "None or 'int8'."
+        )
+    runtime = RUNTIMES[name]
+    if precision not in (known := runtime.precisions):
         raise BertKerasError(
             f"precision is {precision}, and a model for {name} computes in {' or '.join(known)}; give one of these, or export a "
             "SavedModel."
         )
+    if quantize in runtime.convert and precision != "float32":
+        raise BertKerasError(
+            f"precision is {precision} and quantize is {quantize}; the weights of {runtime.file} have one format: leave one out."
+        )
     check_packages(name, quantize=quantize)
     check_folder(directory)
-
-
-@contextlib.contextmanager
-def _converting(who: str, remedy: str) -> Iterator[None]:
-    """Drops the lines that a converter or a quantizer prints and logs, and turns its own errors into a BertKerasError."""
-    before = logging.root.manager.disable
-    logging.disable(max(before, logging.WARNING))
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            yield
-    except OSError:
-        raise
-    except Exception as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        reason = next((line for line in lines if "operation" in line), lines[0]).strip("- ")
-        raise BertKerasError(f"{who} cannot carry this model: {reason:.300}; {remedy}.") from error
-    finally:
-        logging.disable(before)
-
-
-def write_model(
-    name: str, function: Any, folder: pathlib.Path, *, output: str, quantize: str | None = None
-) -> None:
-    """Writes the model file of a runtime to a folder.
-
-    function: features -> one tensor, without variables; output: the name that its result gets
-    quantize: "int8", or None for float32
-
-    Raises BertKerasError for an op that the converter or the quantizer cannot carry.
-    """
-    runtime = RUNTIMES[name]
-    path = folder / runtime.file
-    converted = folder / f"float-{runtime.file}" if quantize else path
-    with _converting(f"the converter for {name}", "export a SavedModel"):
-        runtime.convert(function, output, converted)
-    if quantize:
-        with _converting(f"the {quantize} quantizer for {name}", "leave --quantize out"):
-            runtime.quantize(converted, path)
-        for file in folder.glob(f"{converted.stem}.*"):
-            file.unlink()
 
 
 # -----------------------------------------------------------------------------------------------------------
 # The folder
 
 SETTINGS, SCRIPT = "settings.json", "example.py"
-# The difference that int8 or bfloat16 may make, relative as in `relative`: more is a broken conversion, not a loss of digits.
-COARSE = 0.25
+# The difference that a format may make, relative as in `relative`: more is a broken conversion, not a loss of digits.
+TOLERANCES = {"float32": ROUNDING, "float16": 1e-2, "bfloat16": 0.25, "int8": 0.25}
 LOGITS, EMBEDDING = "logits", "embedding"
 
 _CARD = """# {name}
@@ -244,15 +123,15 @@ def export_to(
 
     format: a key of RUNTIMES
     quantize: "int8" for int8 weights, by the runtime's own quantizer; None for float32
-    precision: the format that the folder's example.py has the runtime compute in; the file is the same. "bfloat16" is OpenVINO's,
-        on processors that have it
+    precision: "bfloat16" has OpenVINO compute in it, on processors that have it; the file is the same. "float16" is for LiteRT
+        (TensorFlow Lite): weights in float16, with which a CPU computes in float32
 
     A run in bfloat16 or float16, such as the `.keras` file of a mixed training, is exported in float32, with the same weights.
 
     Returns "max_difference", the largest difference of an example's logits, relative to the largest of them if that exceeds 1;
     and "bytes", the size of the model's files.
-    Raises MissingPackageError without the runtime's packages, BertKerasError for a precision that the runtime lacks, for a task
-    whose answers need the text or windows of it, for a run whose weights have no float32 form, for an op that the converter
+    Raises MissingPackageError without the runtime's packages, BertKerasError for a format or precision that is not known, for a
+    task whose answers need the text or windows of it, for a run whose weights have no float32 form, for an op that the converter
     cannot carry, and if the folder cannot be written; ExportError if the model answers differently in a fresh process. The folder
     then stays unchanged.
     """
@@ -268,14 +147,14 @@ def export_to(
     features = model_inputs(run.task, run.task.features(servable.preprocess, texts))
     expected = np.asarray(run.model(features, training=False))
     settings = settings_of(run, format, precision=precision)
-    output, coarse = settings["output"], quantize or precision != "float32"
+    output, tolerance = settings["output"], max(TOLERANCES[quantize or "float32"], TOLERANCES[precision])
     with publishing(directory, existing="refuse") as new:
-        write_model(format, function, new, output=output, quantize=quantize)
+        write_model(format, function, new, output=output, quantize=quantize, precision=precision)
         size = sum(file.stat().st_size for file in new.iterdir())
         write_beside(run, new, settings, name=directory.resolve().name, size=size, quantize=quantize)
         given = raw if settings["tokenizer"] else {k: v.numpy().tolist() for k, v in features.items()}
         found = ask(new, given, script=new / SCRIPT)[output]
-        compare({output: expected}, {output: found}, tolerance=COARSE if coarse else ROUNDING)
+        compare({output: expected}, {output: found}, tolerance=tolerance)
     return {"max_difference": float(relative(expected, np.asarray(found)).max()), "bytes": size}
 
 
@@ -359,14 +238,15 @@ def write_beside(
         write_json(folder / TOKENIZER_JSON, pipeline)
     write_json(folder / SETTINGS, settings)
     shutil.copyfile(runtime_example.__file__, folder / SCRIPT)
+    runtime = RUNTIMES[settings["runtime"]]
     facts = facts_of(run) | {
         "runtime": settings["runtime"],
-        "weights": quantize or "float32",
+        "weights": runtime.weights(quantize=quantize, precision=settings["precision"]),
         "precision": settings["precision"],
         "size": f"{size / 1e6:.1f} MB",
     }
     narrow = [format for format in (quantize, settings["precision"]) if format not in (None, "float32")]
-    packages = {"onnxruntime", "openvino"}
+    packages = {"onnxruntime", "openvino", "ai_edge_litert"}
     if settings["tokenizer"]:
         packages.add("tokenizers")
         arguments = " ".join(json.dumps(text) for text in example_of(run.task).values())
@@ -378,7 +258,7 @@ def write_beside(
         name=name,
         facts=fact_rows(facts),
         measures=measures_table(run, rounded=" and ".join(map(str, narrow))),
-        packages=" ".join(name for name in RUNTIMES[settings["runtime"]].packages if name in packages),
+        packages=" ".join(name for name in runtime.packages if name in packages),
         arguments=arguments,
         tokenizer=about_tokenizer,
     )

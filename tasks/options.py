@@ -303,21 +303,26 @@ class ExportOptions(Checked):
     )
     format: str = setting(
         SAVED_MODEL,
-        help="a SavedModel that takes raw strings, or the part without strings for another runtime, with the tokenizer beside it",
-        choices=(SAVED_MODEL, "onnx", "openvino"),
+        help="a SavedModel that takes raw strings, or the part without strings for another runtime, with the tokenizer beside "
+        "it; litert is TensorFlow Lite (TFLite)",
+        choices=(SAVED_MODEL, "onnx", "openvino", "litert"),
     )
     freeze: bool = setting(
         False,
         help="SavedModel: write the weights as constants of the graph, which run faster on CPU and cannot be trained",
     )
     quantize: str | None = setting(
-        None, help="onnx and openvino: int8 weights, by the runtime's own quantizer", choices=("int8",)
+        None,
+        help="onnx, openvino and litert: int8 weights, by the runtime's own quantizer",
+        choices=("int8",),
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.format == SAVED_MODEL and self.quantize is not None:
-            raise wrong_setting(self, "quantize", f"None for a {SAVED_MODEL}: give format onnx or openvino")
+            raise wrong_setting(
+                self, "quantize", f"None for a {SAVED_MODEL}: give format onnx, openvino or litert"
+            )
         if self.format != SAVED_MODEL and self.freeze:
             raise wrong_setting(
                 self, "freeze", f"False for {self.format}, whose weights are always constants"

@@ -1,4 +1,4 @@
-"""Exports for ONNX Runtime and OpenVINO: the run's answers from raw texts without TensorFlow, and refusals before any work."""
+"""Exports for ONNX Runtime, OpenVINO and LiteRT: a run's answers from raw texts without TensorFlow, and refusals before work."""
 
 import dataclasses
 import json
@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import keras
 import numpy as np
+import parity
 import pytest
 import tensorflow as tf
 from exports import CASES, untrained
@@ -16,15 +18,16 @@ from runs import ROBERTA_TOKENS, contents, run_command, texts, write_roberta
 import bert_keras as bk
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
-from bert_keras.features import ENCODER_INPUTS
+from bert_keras.features import ENCODER_INPUTS, POOLED_OUTPUT
 from bert_keras.io.formats import RUN, stamp
+from bert_keras.model.encoder import BertEncoder, encoder_inputs
 from bert_keras.model.kernels import plain_operations
 from bert_keras.savedmodels import runtime_example, runtimes
+from bert_keras.savedmodels.converters import RUNTIMES, write_model
 from bert_keras.savedmodels.export import sample_inputs, servable_of
 from bert_keras.savedmodels.model_card import precision_of
 from bert_keras.savedmodels.runtime_example import read_inputs
 from bert_keras.savedmodels.runtimes import (
-    RUNTIMES,
     SCRIPT,
     SETTINGS,
     check_packages,
@@ -127,7 +130,15 @@ def test_a_run_answers_texts_without_tensorflow(name, sst2, tmp_path, capfd):
 
 @converts
 @pytest.mark.parametrize(
-    ("name", "case"), [("onnx", "Sentence embedding"), ("onnx", "Regression"), ("openvino", "Next sentence")]
+    ("name", "case"),
+    [
+        ("onnx", "Sentence embedding"),
+        ("onnx", "Regression"),
+        ("openvino", "Next sentence"),
+        ("litert", "Sentence embedding"),
+        ("litert", "Regression"),
+        ("litert", "Next sentence"),
+    ],
 )
 def test_vectors_scores_and_pairs(name, case, sst2, tmp_path):
     needs(name)
@@ -139,6 +150,33 @@ def test_vectors_scores_and_pairs(name, case, sst2, tmp_path):
     expected = np.asarray(run.model(model_inputs(run.task, features), training=False))
     settings = json.loads((tmp_path / "model" / SETTINGS).read_text())
     np.testing.assert_allclose(answers(tmp_path / "model", raw)[settings["output"]], expected, atol=1e-5)
+
+
+FAMILIES = {
+    "ALBERT": {"embedding_size": 8, "share_layers": True, "num_layers": 2},
+    "ELECTRA": {"embedding_size": 8, "activation": "gelu_erf"},
+    "RoBERTa": {"activation": "gelu_erf", "position_offset": 2, "type_vocab_size": 1},
+    "DistilBERT": {"activation": "gelu_erf", "type_vocab_size": 0, "pooler_activation": "relu"},
+    "left to right": {"causal": True},
+}
+
+
+@converts
+@pytest.mark.parametrize("fields", FAMILIES.values(), ids=FAMILIES)
+def test_litert_computes_every_family_for_any_batch_and_length(fields, tmp_path):
+    needs("litert")
+    from ai_edge_litert.interpreter import Interpreter
+
+    config, inputs = parity.small(**fields), encoder_inputs()
+    model = keras.Model(inputs, BertEncoder(config, outputs=(POOLED_OUTPUT,))(inputs)[POOLED_OUTPUT])
+    specs = {name: tf.TensorSpec([None, None], tf.int32, name) for name in ENCODER_INPUTS}
+    with plain_operations():
+        function = with_constants(model, specs)
+    write_model("litert", function, tmp_path, output="pooled")
+    runner = Interpreter(str(tmp_path / "model.tflite")).get_signature_runner()
+    for batch, length in ((3, 7), (1, 12), (5, 2)):
+        given = parity.random_features(config, seed=batch, batch=batch, length=length)
+        np.testing.assert_allclose(runner(**given)["pooled"], model(given, training=False), atol=1e-5)
 
 
 @converts
@@ -194,16 +232,15 @@ def test_an_error_of_a_quantizer_is_one_line(tmp_path, monkeypatch):
     def quantize(source, path):
         raise ValueError("no scale\nand more lines")
 
-    row = dataclasses.replace(
-        RUNTIMES["onnx"], convert=lambda function, output, path: path.touch(), quantize=quantize
-    )
+    convert = {"float32": lambda function, output, path: path.touch()}
+    row = dataclasses.replace(RUNTIMES["onnx"], convert=convert, quantize=quantize)
     monkeypatch.setitem(RUNTIMES, "onnx", row)
     logging.disable(logging.CRITICAL)
     try:
         with pytest.raises(
             BertKerasError, match="^the int8 quantizer for onnx .*: no scale; leave --quantize out.$"
         ):
-            runtimes.write_model("onnx", None, tmp_path, output="logits", quantize="int8")
+            write_model("onnx", None, tmp_path, output="logits", quantize="int8")
         assert logging.root.manager.disable == logging.CRITICAL, "as it was"
     finally:
         logging.disable(logging.NOTSET)
@@ -239,6 +276,22 @@ def test_openvino_computes_in_bfloat16(sst2, tmp_path, capfd):
     assert (tmp_path / "b" / "model.bin").read_bytes() == (tmp_path / "f" / "model.bin").read_bytes()
     card = (tmp_path / "b" / CARD).read_text()
     assert "| precision | bfloat16 |" in card and "The export in bfloat16 was not measured" in card
+
+
+@converts
+def test_litert_has_weights_in_float16(sst2, tmp_path, capfd):
+    needs("litert")
+    flags = ["--run", sst2.run, "--format", "litert", "--precision", "float16", "--output", tmp_path / "half"]
+    code, out, err = run_command(capfd, "export", *flags)
+    assert code == 0 and "warning" not in err, err
+    whole = export_to(load_run(sst2.run), tmp_path / "whole", "litert")
+    assert (tmp_path / "half" / "model.tflite").stat().st_size < 0.7 * whole["bytes"]
+    narrow, wide = (
+        np.array(answers(tmp_path / name, {"sentence": TEXTS})["logits"]) for name in ("half", "whole")
+    )
+    np.testing.assert_allclose(narrow, wide, atol=1e-2)
+    assert np.abs(narrow - wide).max() > 1e-6
+    assert "| weights | float16 |" in (tmp_path / "half" / CARD).read_text()
 
 
 @pytest.mark.long
@@ -313,7 +366,7 @@ def test_a_task_whose_answers_need_the_text_writes_nothing(sst2, tmp_path):
 
 
 NO_RUN, NO_CHECKPOINT = ["--run", "{}/no run"], ["--checkpoint", "{}/none"]
-ONNX, OPENVINO = ["--format", "onnx"], ["--format", "openvino"]
+ONNX, OPENVINO, LITERT = (["--format", name] for name in RUNTIMES)
 FULL = "is there already and not empty"
 REMOTE, FILE = "this folder is written to a local disk", "file is a file; give a folder"
 # Flags of export and the message, which comes before a run or weights are read.
@@ -326,6 +379,15 @@ REFUSED = [
         [*NO_RUN, *OPENVINO, "--precision", "float16"],
         "precision is float16, and a model for openvino computes in float32",
     ),
+    (
+        [*NO_RUN, *LITERT, "--precision", "bfloat16"],
+        "precision is bfloat16, and a model for litert computes in float32 or float16",
+    ),
+    (
+        [*NO_RUN, *LITERT, "--precision", "float16", "--quantize", "int8"],
+        "precision is float16 and quantize is int8; the weights of model.tflite have one format",
+    ),
+    ([*NO_RUN, *LITERT, "--output", "{}"], FULL),
     ([*NO_RUN, "--seq-length", "0"], "seq_length is 0; seq_length must be a whole number of at least 1"),
     ([*NO_RUN, "--seq-length", "8"], "give --run alone"),
     ([*NO_RUN, *ONNX, "--freeze"], "freeze must be False for onnx"),
@@ -383,15 +445,27 @@ def test_an_input_of_another_form_is_one_line(given, message):
 
 def test_a_missing_package_is_named_before_anything_is_read(tmp_path, capfd, monkeypatch):
     find = runtimes.importlib.util.find_spec
-    gone = ("nncf", "tf2onnx")
+    gone = ("nncf", "tf2onnx", "ai_edge_litert")
     monkeypatch.setattr(
         runtimes.importlib.util, "find_spec", lambda name, *args: None if name in gone else find(name, *args)
     )
     with pytest.raises(ImportError, match=r"nncf.*; pip install 'bert-keras\[openvino\]'"):
         check_packages("openvino", quantize="int8")
+    message = r"litert \(model.tflite\) needs ai_edge_litert; pip install 'bert-keras\[litert\]'"
+    with pytest.raises(ImportError, match=message):
+        check_packages("litert")
     flags = ["--run", tmp_path / "no run", "--output", tmp_path / "out"]
     code, _, err = run_command(capfd, "export", *flags, "--format", "onnx")
     assert code == 1 and "pip install 'bert-keras[onnx]'" in err and "no run" not in err
+
+
+def test_the_example_names_a_missing_package_in_one_line(tmp_path, monkeypatch):
+    settings = {"runtime": "onnx", "model": "model.onnx", "output": "logits", "inputs": ["sentence"]}
+    (tmp_path / SETTINGS).write_text(json.dumps(settings))
+    monkeypatch.setattr(runtime_example, "FOLDER", tmp_path)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(SystemExit, match="onnxruntime.*; pip install onnxruntime$"):
+        runtime_example.main(["a text"])
 
 
 @pytest.mark.parametrize("dtype", ["mixed_bfloat16", "bfloat16"])
@@ -423,11 +497,28 @@ def test_an_op_that_the_converter_refuses_is_named(sst2, tmp_path, monkeypatch):
     def refuses(function, output, path):
         raise KeyError("OneOpMore")
 
-    row = dataclasses.replace(RUNTIMES["onnx"], convert=refuses)
+    row = dataclasses.replace(RUNTIMES["onnx"], convert={"float32": refuses})
     monkeypatch.setitem(RUNTIMES, "onnx", row)
     with pytest.raises(ValueError, match="converter for onnx cannot carry this model: 'OneOpMore'"):
         export_to(load_run(sst2.run), tmp_path / "model", "onnx")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.long
+def test_litert_names_an_op_that_is_not_built_in_and_prints_nothing(tmp_path, capfd):
+    spec = {"x": tf.TensorSpec([None, 3], tf.float32, "x")}
+    function = tf.function(lambda features: tf.math.erf(features["x"]), autograph=False)
+    capfd.readouterr()
+    with pytest.raises(BertKerasError, match="^the converter for litert .*: TF Select ops: Erf; export a"):
+        write_model("litert", function.get_concrete_function(spec), tmp_path, output="y")
+    assert capfd.readouterr() == ("", "") and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("given", [("tflite", None), ("litert", "int4")])
+def test_another_name_of_a_runtime_or_a_format(given, tmp_path):
+    name, quantize = given
+    with pytest.raises(BertKerasError, match=r"give format onnx, openvino, litert \(TensorFlow Lite\)"):
+        runtimes.check_runtime(tmp_path / "out", name, quantize=quantize)
 
 
 @converts
@@ -444,13 +535,22 @@ def test_a_model_with_other_weights_is_not_published(sst2, tmp_path, monkeypatch
     assert not list(tmp_path.iterdir())
 
 
-@converts
-def test_a_recurrent_layer_is_carried_by_onnx_and_refused_by_openvino(sst2, tmp_path):
-    needs("onnx")
-    needs("openvino")
+def recurrent(sst2) -> Run:
+    """A run with a BiLSTM, whose loop is an op of its own."""
     features = {"feature_layers": "0,1", "lstm_layers": 1, "lstm_units": 8}
-    run = bk.classifier(sst2.checkpoint, ["no", "yes"], seq_length=24, **features).as_run()
-    with pytest.raises(ValueError, match="converter for openvino cannot carry this model: .*TensorList"):
-        export_to(run, tmp_path / "openvino", "openvino")
+    return bk.classifier(sst2.checkpoint, ["no", "yes"], seq_length=24, **features).as_run()
+
+
+@converts
+@pytest.mark.parametrize("name", [name for name in RUNTIMES if name != "onnx"])
+def test_a_recurrent_layer_is_refused_by_its_op(name, sst2, tmp_path):
+    needs(name)
+    with pytest.raises(ValueError, match=f"converter for {name} cannot carry this model: .*TensorList"):
+        export_to(recurrent(sst2), tmp_path / "model", name)
     assert not list(tmp_path.iterdir())
-    assert export_to(run, tmp_path / "onnx", "onnx")["max_difference"] < 1e-5
+
+
+@converts
+def test_a_recurrent_layer_is_carried_by_onnx(sst2, tmp_path):
+    needs("onnx")
+    assert export_to(recurrent(sst2), tmp_path / "onnx", "onnx")["max_difference"] < 1e-5

@@ -52,7 +52,7 @@ _LOADERS = {"onnx": _onnx, "openvino": _openvino}
 def encoder(case: Case, folder: pathlib.Path, *, format: str) -> Prepared:
     """The sequence output. The conversion is in float32; OpenVINO computes in the case's format."""
     from bert_keras.model.kernels import plain_operations
-    from bert_keras.savedmodels.runtimes import RUNTIMES, write_model
+    from bert_keras.savedmodels.converters import RUNTIMES, write_model
 
     written = folder / f"{case.size}-{format}"
     if not written.exists():

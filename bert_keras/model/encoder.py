@@ -301,11 +301,11 @@ class BertEncoder(FromBertConfig, keras.Model):
 
         positions: int32 [B, Q], of the queries; all unless given
         """
-        read = mask[:, None, None, :]
+        read = ops.expand_dims(mask, (1, 2))  # TensorFlow Lite has no slice with two new axes
         if self.config.causal:
             places = ops.arange(ops.shape(mask)[1], dtype="int32")
             asked = places[None] if positions is None else positions
-            seen = places <= asked[:, None, :, None]
+            seen = places <= ops.expand_dims(asked, (1, 3))
             read = seen & (read > 0)
         return (1.0 - ops.cast(read, self.compute_dtype)) * MASKED_SCORE
 

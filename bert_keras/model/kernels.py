@@ -64,8 +64,8 @@ def gelu_erf(x: Any, *, training: bool = False) -> Any:
     """x times the normal distribution function of x (Hendrycks and Gimpel 2016): what `gelu` means to Hugging Face."""
     if training and on_tensorflow():
         return _traced(_gelu_erf, x)
-    # In this order it is one kernel with the product before it.
-    return 0.5 * (1.0 + ops.erf(math.sqrt(0.5) * x)) * x
+    # In this order it is one kernel with the product before it, and one op of TensorFlow Lite, which has no erf.
+    return x * 0.5 * (1.0 + ops.erf(x * math.sqrt(0.5)))
 
 
 ACTIVATIONS = {

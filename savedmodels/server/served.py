@@ -236,7 +236,7 @@ def find_versions(path: str | pathlib.Path) -> dict[int, pathlib.Path]:
         return found
     close = "" if given.exists() else did_you_mean(given)
     raise MissingFileError(
-        f"{path} has no SavedModel{close}; give the folder that `bert-keras export` wrote."
+        f"{path} has no SavedModel{close}; give the folder that `bert-keras export` wrote without --format."
     )
 
 
