@@ -18,7 +18,7 @@ from random_checkpoints import (
 )
 
 from bert_keras import checkpoints
-from bert_keras.checkpoints import FORMATS
+from bert_keras.checkpoints import FORMATS, WRITTEN
 from bert_keras.checkpoints.checkpoint import Checkpoint, Row, head_shapes, numpy_dtype, variable_shapes
 from bert_keras.config import BertConfig
 from bert_keras.config_files import MODEL_TYPES
@@ -169,7 +169,7 @@ def spoiled(checkpoint: Checkpoint, value: float, dtype: str = "float32") -> Che
     return dataclasses.replace(checkpoint, tensors=tensors)
 
 
-@pytest.mark.parametrize("form", [*FORMATS])
+@pytest.mark.parametrize("form", [*WRITTEN])
 def test_weights_that_are_nan_or_infinite_are_not_written(tmp_path, form):
     out, message = tmp_path / "out", "block_1/attention/query/bias.* 1 .*NaN or infinite"
     for value in (np.nan, -np.inf):
@@ -291,7 +291,7 @@ def test_assign_and_collect_are_inverse(tmp_path):
 
 
 @saves_with_keras
-@pytest.mark.parametrize("form", checkpoints.FORMATS)
+@pytest.mark.parametrize("form", [*WRITTEN])
 def test_labels_and_a_tokenizer_without_a_place_are_listed_as_left_out(tmp_path, form):
     other = {"labels": ("no", "yes"), "vocabulary": Vocabulary(other="a Unigram model")}
     checkpoint = dataclasses.replace(random_checkpoint(heads=()), **other)
