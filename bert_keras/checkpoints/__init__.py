@@ -19,6 +19,7 @@ from bert_keras.checkpoints.checkpoint import ARCHITECTURES, HEADS, Checkpoint, 
 from bert_keras.checkpoints.downloads import LocalModel, close_models, resolve
 from bert_keras.checkpoints.hugging_face import HUGGING_FACE
 from bert_keras.checkpoints.hugging_face_tokenizer import own_tokens, read_tokenizer
+from bert_keras.checkpoints.keras_2_files import KERAS_2
 from bert_keras.checkpoints.keras_hub import KERAS_HUB
 from bert_keras.checkpoints.letter_case import lower_cases
 from bert_keras.checkpoints.parity import check_reference, differences
@@ -73,7 +74,7 @@ __all__ = [
 ]
 
 Path = str | os.PathLike[str]
-FORMATS = {form.name: form for form in (HUGGING_FACE, GOOGLE, KERAS_HUB, MODEL_GARDEN, SAVED_MODEL)}
+FORMATS = {form.name: form for form in (HUGGING_FACE, GOOGLE, KERAS_HUB, MODEL_GARDEN, SAVED_MODEL, KERAS_2)}
 WRITTEN = {name: form for name, form in FORMATS.items() if form.save is not None}
 _PADDED = 1_024  # rows of the embedding table without a token, which pad it to a multiple
 
