@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,23 @@ def shared(tmp_path_factory, worker_id) -> Callable[..., Any]:
 def sst2(shared) -> runs.Finetuned:
     """A small run of SST-2 by `bert-keras finetune` in its own process, with its data, its checkpoint and what it printed."""
     return shared("sst2", runs.finetuned_by_command)
+
+
+@pytest.fixture(scope="session")
+def published(shared) -> Path:
+    """Files that other libraries wrote (golden/make_published.py), each folder with their outputs in expected.npz.
+
+    hub/encoder and hub/preprocess of Model Garden's exporter, transformers of save_pretrained(saved_model=True), and
+    keras_2/keras-bert and keras_2/bert-for-tf2.
+    """
+
+    def make(folder: Path) -> Path:
+        if not folder.is_dir():
+            with tarfile.open(ROOT / "tests" / "golden" / "published.tar.xz") as archive:
+                archive.extractall(folder, filter="data")
+        return folder
+
+    return shared("published", make)
 
 
 @pytest.fixture(scope="session")

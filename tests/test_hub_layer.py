@@ -78,3 +78,59 @@ def test_missing_variables_are_named(tmp_path):
         file.unlink()
     with pytest.raises(BertKerasError, match="is damaged or incomplete: .*; write the SavedModel again"):
         HubLayer(path)
+
+
+class Lengths(tf.Module):
+    """A general text module: strings [B] -> [B, 2] of float32, and their first bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = tf.Variable([1.0, 2.0], name="scale")
+
+    @tf.function
+    def __call__(self, text):
+        return tf.cast(tf.strings.length(text), tf.float32)[:, None] * self.scale
+
+
+@pytest.fixture
+def lengths(tmp_path):
+    return saved(Lengths(), tmp_path / "lengths", tf.TensorSpec([None], tf.string))
+
+
+@pytest.mark.parametrize("given", [None, "string", "bfloat16", "mixed_bfloat16", "float64"])
+def test_the_layers_dtype_is_that_of_its_outputs(lengths, given):
+    layer = HubLayer(lengths, dtype=given)
+    known = {None: "float32", "string": "float32", "mixed_bfloat16": "bfloat16"}
+    wanted = known.get(given, given)
+    texts = tf.constant(["ab"])
+    for one in (layer, HubLayer.from_config(layer.get_config())):
+        assert one(texts).dtype.name == one(keras.Input((), dtype="string")).dtype == wanted
+    assert layer.weights[0].dtype == "float32"  # the module's own
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras, as it saves
+@pytest.mark.parametrize("kind", ["functional", "sequential"])
+def test_a_text_module_trains_in_each_kind_of_model(lengths, kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    layer, head = HubLayer("lengths", outputs=None), keras.layers.Dense(1)
+    inputs = keras.Input((), dtype="string")
+    model = (
+        keras.Model(inputs, head(layer(inputs)))
+        if kind == "functional"
+        else keras.Sequential([inputs, layer, head])
+    )
+    model.compile(keras.optimizers.SGD(0.01), "mse")
+    texts = tf.constant(["a", "abc", "", "abcd"])
+    model.fit(texts, tf.constant([1.0, 3.0, 0.0, 4.0]), verbose=0)
+    assert not np.array_equal(layer.weights[0], [1.0, 2.0])
+    model.save("model.keras")
+    monkeypatch.chdir("/")  # the module's path was relative to the other folder
+    loaded = keras.models.load_model(tmp_path / "model.keras", safe_mode=False)
+    assert np.array_equal(loaded.predict(texts, verbose=0), model.predict(texts, verbose=0))
+
+
+def test_a_module_of_tensorflow_1_is_refused_by_name(tmp_path):
+    (tmp_path / "saved_model.pb").write_bytes(b"")
+    (tmp_path / "tfhub_module.pb").write_bytes(b"\x08\x03")
+    with pytest.raises(BertKerasError, match=r"is a module of TensorFlow 1 \(hub.Module, tfhub_module.pb\)"):
+        HubLayer(tmp_path)

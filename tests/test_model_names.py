@@ -27,6 +27,7 @@ from bert_keras.checkpoints.published import (
     TF_HUB_URL,
 )
 from bert_keras.errors import MissingFileError
+from bert_keras.io import archives
 
 FIRST, SECOND = "a" * 40, "b" * 40  # commits
 CHUNK = 10 * 1024 * 1024  # bytes that the client writes at a time; it resumes after whole chunks
@@ -337,6 +338,8 @@ def test_the_addresses_of_names():
         "uncased_L-12_H-768_A-12": "google://uncased_L-12_H-768_A-12",
         "bert_tiny_en_uncased": "keras_hub://bert_tiny_en_uncased",
         f"{TF_HUB_URL}bert_zh_L-12_H-768_A-12/4": "model_garden://chinese_L-12_H-768_A-12",
+        f"{TF_HUB_URL}small_bert/bert_en_uncased_L-2_H-128_A-2/2": f"{TF_HUB_URL}small_bert/bert_en_uncased_L-2_H-128_A-2/2",
+        "google/electra/tensorFlow2/small/2": "kaggle://google/electra/tensorFlow2/small/2",
         "google://x": "google://x",
     }
     assert {name: downloads.find_address(name) for name in wanted} == wanted
@@ -357,8 +360,10 @@ def test_an_archive_is_downloaded_and_unpacked_once(tmp_path, monkeypatch, files
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with serving({"archives/of": Repository({path: archive.read_bytes()})}) as hub:
         base = f"{hub.address}/archives/of/resolve/main/"
-        archives = {name: path, "absent": "absent.zip"}
-        resolver = functools.partial(downloads._from_archives, scheme=scheme, archives=archives, base=base)
+        files_by_name = {name: path, "absent": "absent.zip"}
+        resolver = functools.partial(
+            downloads._from_archives, scheme=scheme, archives=files_by_name, base=base
+        )
         found = resolver(name, name, True)
         assert resolver(name, name, True) == found
         assert len(hub.log) == 1
@@ -373,7 +378,7 @@ def test_an_archive_is_downloaded_and_unpacked_once(tmp_path, monkeypatch, files
 def test_an_archive_cut_short_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "x.zip").write_bytes(b"PK\x03\x04 cut short")
-    refused("x.zip cannot be unpacked: .* remove it", downloads._unpack, tmp_path / "x.zip", tmp_path / "x")
+    refused("x.zip cannot be unpacked: .* remove it", archives.unpack, tmp_path / "x.zip", tmp_path / "x")
     assert [file.name for file in tmp_path.iterdir()] == ["x.zip"]
 
 

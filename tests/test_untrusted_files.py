@@ -40,7 +40,7 @@ from bert_keras.features import (
     NEXT_SENTENCE_LABEL,
     TFRECORD_NAMES,
 )
-from bert_keras.io import formats, json_files
+from bert_keras.io import archives, formats, json_files
 from bert_keras.io.folders import Folder
 from bert_keras.savedmodels.verify import verify_files
 from bert_keras.tasks.frozen.cache import open_cache
@@ -431,6 +431,8 @@ def test_the_limits_in_the_document_are_the_codes():
         "json_files.MAX_JSON_BYTES": json_files.MAX_JSON_BYTES,
         "json_files.MAX_JSON_DEPTH": json_files.MAX_JSON_DEPTH,
         "vocabulary.MAX_VOCABULARY_BYTES": vocabulary.MAX_VOCABULARY_BYTES,
+        "archives.MAX_ARCHIVE_BYTES": archives.MAX_ARCHIVE_BYTES,
+        "archives.MAX_MEMBERS": archives.MAX_MEMBERS,
         "wordpiece.MAX_PIECES": MAX_PIECES,
         "wordpiece.MAX_PIECE_BYTES": MAX_PIECE_BYTES,
         "sources.MAX_LINE_BYTES": bert_keras.tasks.data.sources.MAX_LINE_BYTES,

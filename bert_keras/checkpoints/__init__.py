@@ -19,9 +19,11 @@ from bert_keras.checkpoints.checkpoint import ARCHITECTURES, HEADS, Checkpoint, 
 from bert_keras.checkpoints.downloads import LocalModel, close_models, resolve
 from bert_keras.checkpoints.hugging_face import HUGGING_FACE
 from bert_keras.checkpoints.hugging_face_tokenizer import own_tokens, read_tokenizer
+from bert_keras.checkpoints.keras_2_files import KERAS_2
 from bert_keras.checkpoints.keras_hub import KERAS_HUB
 from bert_keras.checkpoints.letter_case import lower_cases
 from bert_keras.checkpoints.parity import check_reference, differences
+from bert_keras.checkpoints.saved_models import SAVED_MODEL, describe_saved_model
 from bert_keras.checkpoints.tensorflow import GOOGLE, MODEL_GARDEN
 from bert_keras.checkpoints.weights import (
     MAY_LACK,
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FORMATS",
     "HEADS",
+    "WRITTEN",
     "Checkpoint",
     "LocalModel",
     "Report",
@@ -71,15 +74,16 @@ __all__ = [
 ]
 
 Path = str | os.PathLike[str]
-FORMATS = {form.name: form for form in (HUGGING_FACE, GOOGLE, KERAS_HUB, MODEL_GARDEN)}
+FORMATS = {form.name: form for form in (HUGGING_FACE, GOOGLE, KERAS_HUB, MODEL_GARDEN, SAVED_MODEL, KERAS_2)}
+WRITTEN = {name: form for name, form in FORMATS.items() if form.save is not None}
 _PADDED = 1_024  # rows of the embedding table without a token, which pad it to a multiple
 
 
 def read(path: Path) -> Checkpoint:
     """Reads a checkpoint: a folder, or a file inside it.
 
-    path: a Hugging Face folder, a KerasHub preset folder, the folder or prefix of a TensorFlow checkpoint, or a model's name or
-        address (see `downloads`), which is downloaded unless it is in the cache
+    path: a Hugging Face folder, a KerasHub preset folder, the folder or prefix of a TensorFlow checkpoint, a SavedModel (see
+        `saved_models`), or a model's name or address (see `downloads`), which is downloaded unless it is in the cache
 
     Raises FileNotFoundError if there is no checkpoint, and ValueError for a checkpoint that is cut short, does not fit its
     config, is of another format, has NaN or infinite weights, or is not on a local disk.
@@ -149,6 +153,7 @@ def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = 
             if name in rows and name not in own
         }
         theirs |= {name: np.array(checkpoint.tensors[name], order="C") for name in own}
+        assert form.save is not None  # see `format_named`
         form.save(checkpoint, theirs, new)
     left_out = [name for name in checkpoint.tensors if name not in rows and name not in own]
     if checkpoint.vocabulary.other is not None:
@@ -305,7 +310,7 @@ def _locate(path: pathlib.Path) -> tuple[Format, pathlib.Path]:
             return form, root
     if not path.exists():
         raise MissingFileError(f"no checkpoint at {path}: no such file or folder{close_models(str(path))}.")
-    if other := describe_folder(path) if path.is_dir() else describe_name(path):
+    if other := describe_saved_model(path) or describe_folder(path) if path.is_dir() else describe_name(path):
         raise MissingFileError(f"no checkpoint at {path}: {other}.")
     looked_for = "; ".join(f"{form.files} ({form.name})" for form in FORMATS.values())
     there = first_names(sorted(found.name for found in path.iterdir()), 4) if path.is_dir() else "one file"
@@ -313,10 +318,10 @@ def _locate(path: pathlib.Path) -> tuple[Format, pathlib.Path]:
 
 
 def format_named(name: str) -> Format:
-    """A row of FORMATS. Raises BertKerasError for another name."""
-    if name not in FORMATS:
-        raise BertKerasError(f"no checkpoint format {name!r}; the formats are {', '.join(FORMATS)}.")
-    return FORMATS[name]
+    """A row of WRITTEN. Raises BertKerasError for another name."""
+    if name not in WRITTEN:
+        raise BertKerasError(f"no checkpoint format {name!r}; the formats are {', '.join(WRITTEN)}.")
+    return WRITTEN[name]
 
 
 def _folder(root: pathlib.Path) -> pathlib.Path:

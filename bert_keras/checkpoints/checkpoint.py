@@ -236,6 +236,17 @@ class Checkpoint:
         return frozenset(found | {name for name in self.tensors if name.split("/")[0] in heads})
 
 
+def numbered(name: str) -> str:
+    """A file's name with {i} for each number that stands alone: encoder.layer.{i}.output."""
+    return re.sub(r"(?<=[._/-])\d+(?=[./-])", "{i}", name)
+
+
+def known_end(path: Sequence[str], known: frozenset[str], *, by: str = "/") -> str | None:
+    """The longest end of a path that is a known name, as `numbered`; None if there is none."""
+    ends = (by.join(path[start:]) for start in range(len(path)))
+    return next((end for end in ends if numbered(end) in known), None)
+
+
 def fits(shape: Sequence[int], wanted: Sequence[int] | None) -> bool:
     """True for the wanted shape, in which 0 stands for any size."""
     if wanted is None or len(shape) != len(wanted):
@@ -369,7 +380,7 @@ class Format:
     has_labels: True if the format has a place for the names of labels
     has_own: True if the format has a place for weights that no table has: see `Checkpoint.own`
     load_config, load_tokenizer, open: read the files
-    save: writes a folder: (checkpoint, the file's name -> array, folder)
+    save: writes a folder: (checkpoint, the file's name -> array, folder); None for a format that is only read
     """
 
     name: str
@@ -380,7 +391,7 @@ class Format:
     load_config: Callable[[pathlib.Path], BertConfig]
     load_tokenizer: Callable[[pathlib.Path], Vocabulary]
     open: Callable[[pathlib.Path, BertConfig], contextlib.AbstractContextManager[OpenFile]]
-    save: Callable[[Checkpoint, dict[str, np.ndarray], pathlib.Path], None]
+    save: Callable[[Checkpoint, dict[str, np.ndarray], pathlib.Path], None] | None = None
     has_labels: bool = False
     has_own: bool = False
 

@@ -6,6 +6,7 @@
     google://NAME, model_garden://NAME           the archives that Google publishes
     keras_hub://NAME                             a preset of KerasHub
     https://tfhub.dev/tensorflow/HANDLE/VERSION  the Model Garden archive with the weights of a TensorFlow Hub model
+    https://..., kaggle://HANDLE, HANDLE         another module of TensorFlow Hub: see `archives`
 
 A path that exists comes first. SCHEMES is the table of the rest. Each download has a cache: the Hub's and Kaggle's own, and
 `paths.cache_folder` for archives.
@@ -18,7 +19,6 @@ import functools
 import os
 import pathlib
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -43,11 +43,19 @@ from bert_keras.checkpoints.tokenizer_tables import (
 )
 from bert_keras.checkpoints.torch_files import TORCH, import_torch
 from bert_keras.errors import BertKerasError, MissingFileError, first_line, first_names
-from bert_keras.io.folders import atomic_folder
+from bert_keras.io.archives import (
+    TIMEOUT,
+    download,
+    find_module,
+    inner_folder,
+    innermost_line,
+    is_handle,
+    kaggle_folder,
+    unpack,
+)
 from bert_keras.io.paths import cache_folder, did_you_mean, is_remote, to_path
 from bert_keras.text.vocabulary import MERGES_TXT, SENTENCEPIECE, TOKENIZER_JSON, VOCAB_JSON, VOCAB_TXT
 
-TIMEOUT = 10  # seconds without an answer, after which a server counts as unreachable
 _SEPARATOR = "://"
 _REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?", re.ASCII)
 
@@ -119,6 +127,8 @@ def find_address(name: str) -> str:
         return TF_HUB[handle]
     if name in KNOWN:
         return KNOWN[name].address + at + revision
+    if is_handle(name):
+        return f"kaggle{_SEPARATOR}{name}"
     is_repository = _REPOSITORY.fullmatch(name + at + revision)
     return (f"hf{_SEPARATOR}" if is_repository else "") + name + at + revision
 
@@ -146,18 +156,11 @@ def _is_path(given: str) -> bool:
     return (
         path.exists()
         or path.with_name(f"{path.name}.index").exists()
-        or not _REPOSITORY.fullmatch(given)
+        or not (_REPOSITORY.fullmatch(given) or is_handle(given))
         or given.startswith(".")
         # With its folder on this machine, a path has a typo.
         or (path.parent != pathlib.Path() and path.parent.is_dir())
     )
-
-
-def _reason(error: BaseException) -> str:
-    """The first line of the innermost error: of a download, what the operating system said."""
-    while inner := error.__cause__ or error.__context__:
-        error = inner
-    return first_line(error)
 
 
 def _nothing_at(given: str) -> str:
@@ -233,7 +236,7 @@ def _from_hub(name: str, given: str, weights: bool) -> LocalModel:
         raise _refused(error, repository, revision, given) from None
     except Exception as error:
         raise BertKerasError(
-            f"the download of {address} failed: {_reason(error)}; run the same command again."
+            f"the download of {address} failed: {innermost_line(error)}; run the same command again."
         ) from error
     card = info.card_data
     licence = str(card.license) if card is not None and card.license else _licence(address)
@@ -260,7 +263,7 @@ def _from_hub_cache(
         there = False
     if not there:
         offline = constants.HF_HUB_OFFLINE
-        reason = "HF_HUB_OFFLINE is set" if offline else f"no connection ({_reason(why)})"
+        reason = "HF_HUB_OFFLINE is set" if offline else f"no connection ({innermost_line(why)})"
         at = "" if revision == constants.DEFAULT_REVISION else f" --revision {revision}"
         copy = repository.rpartition("/")[2]
         close = close_models(given)
@@ -309,19 +312,8 @@ def _from_keras_hub(name: str, given: str, weights: bool) -> LocalModel:
         raise MissingFileError(
             f"KerasHub has no preset of BERT named {name}; it has {', '.join(close)} among {len(presets)}."
         )
-    import kagglehub
-
-    try:
-        folder = kagglehub.model_download(handle)
-    except Exception as error:  # requests' errors, Kaggle's own
-        raise MissingFileError(
-            f"{address} is not in Kaggle's cache and cannot be downloaded: {_reason(error)}. On a machine with a network, "
-            f"run `kaggle models instances versions download {handle}`, copy the folder here and give its path."
-        ) from error
-    revision = handle.rpartition("/")[2]
-    return LocalModel(
-        path=pathlib.Path(folder), address=address, revision=revision, licence=_licence(address)
-    )
+    folder, revision = kaggle_folder(handle, address), handle.rpartition("/")[2]
+    return LocalModel(path=folder, address=address, revision=revision, licence=_licence(address))
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -339,44 +331,16 @@ def _from_archives(
         )
     folder = cache_folder() / scheme / name
     if not folder.is_dir():
-        _unpack(_download(base + archives[name], folder.parent, address), folder)
-    return LocalModel(path=_inner(folder), address=address, licence=_licence(address))
+        unpack(download(base + archives[name], folder.parent, address), folder)
+    return LocalModel(path=inner_folder(folder), address=address, licence=_licence(address))
 
 
-def _download(url: str, folder: pathlib.Path, address: str) -> pathlib.Path:
-    """The archive at a URL. The publisher names no checksums, so that none is compared."""
-    import pooch
-
-    pooch.get_logger().setLevel("WARNING")
-    try:
-        downloader = pooch.HTTPDownloader(progressbar=True, timeout=TIMEOUT)
-        file = pooch.retrieve(
-            url, known_hash=None, fname=url.rpartition("/")[2], path=folder, downloader=downloader
-        )
-    except Exception as error:  # requests' errors
-        raise MissingFileError(
-            f"{address} is not in the cache {folder}, and {url} cannot be downloaded: {_reason(error)}. On a machine with a "
-            "network, download that file, unpack it, copy the folder here and give its path."
-        ) from error
-    return pathlib.Path(file)
-
-
-def _unpack(archive: pathlib.Path, folder: pathlib.Path) -> None:
-    """Unpacks an archive into a folder that is there whole or not at all, and removes the archive."""
-    try:
-        with atomic_folder(folder) as new:
-            shutil.unpack_archive(archive, new, filter=None if archive.suffix == ".zip" else "data")
-    except (shutil.ReadError, EOFError, OSError) as error:
-        raise BertKerasError(
-            f"{archive} cannot be unpacked: {first_line(error)}; remove it and try again."
-        ) from error
-    archive.unlink()
-
-
-def _inner(folder: pathlib.Path) -> pathlib.Path:
-    """The folder that an archive has as its only entry, else the folder itself."""
-    inner = [found for found in folder.iterdir() if not found.name.startswith(("._", "__MACOSX"))]
-    return inner[0] if len(inner) == 1 and inner[0].is_dir() else folder
+def _from_address(name: str, given: str, weights: bool, *, scheme: str) -> LocalModel:
+    """A module of TensorFlow Hub, at its address or by its Kaggle handle."""
+    address = f"{scheme}{_SEPARATOR}{name}"
+    found = find_module(address)
+    assert found is not None  # each scheme of SCHEMES that comes here is one of its own
+    return LocalModel(path=found, address=address)
 
 
 # Scheme -> its resolver: (the name after the scheme, the name as given, with weights) -> LocalModel.
@@ -387,4 +351,5 @@ SCHEMES: dict[str, Callable[[str, str, bool], LocalModel]] = {
         _from_archives, scheme="model_garden", archives=MODEL_GARDEN_ARCHIVES, base=MODEL_GARDEN_URL
     ),
     "keras_hub": _from_keras_hub,
+    **{name: functools.partial(_from_address, scheme=name) for name in ("https", "http", "kaggle")},
 }

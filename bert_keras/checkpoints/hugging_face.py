@@ -55,18 +55,18 @@ def _find(path: pathlib.Path) -> pathlib.Path | None:
     return folder if found else None
 
 
-def _config_file(folder: pathlib.Path) -> pathlib.Path:
+def config_file(folder: pathlib.Path) -> pathlib.Path:
     """The configuration beside weights of Hugging Face; the first releases of its library named it as Google does."""
     file = folder / _CONFIG
     return file if file.is_file() or not (folder / _OLD_CONFIG).is_file() else folder / _OLD_CONFIG
 
 
-def _load_config(folder: pathlib.Path) -> BertConfig:
+def load_config(folder: pathlib.Path) -> BertConfig:
     """The configuration, with the values that the file's class always uses.
 
     Raises BertKerasError as `BertConfig.from_hugging_face`, and for a setting of the class that changes its numbers.
     """
-    file = _config_file(folder)
+    file = config_file(folder)
     if not file.is_file():
         raise MissingFileError(f"no {_CONFIG} in {folder}; put the model's {_CONFIG} there.")
     fields = read_object(file)
@@ -87,7 +87,7 @@ def _load_config(folder: pathlib.Path) -> BertConfig:
 
 def names_in(folder: pathlib.Path) -> Names:
     """The table of a folder; `BertConfig.from_hugging_face` has checked its model_type."""
-    return _names_of(read_optional(_config_file(folder)))
+    return _names_of(read_optional(config_file(folder)))
 
 
 def _names_of(fields: Mapping[str, Any]) -> Names:
@@ -126,7 +126,6 @@ def _sigmoid(fields: Mapping[str, Any]) -> bool | None:
 def _open(folder: pathlib.Path, config: BertConfig) -> Iterator[OpenFile]:
     """Opens the files of the first of OPENERS that is there; it may have several shards."""
     stem, (files, index) = next((stem, found) for stem in OPENERS if (found := _shards(folder, stem))[0])
-    fields = read_optional(_config_file(folder))
     with contextlib.ExitStack() as stack:
         get: dict[str, Callable[[str], np.ndarray]] = {}
         shapes: dict[str, tuple[int, ...]] = {}
@@ -142,20 +141,37 @@ def _open(folder: pathlib.Path, config: BertConfig) -> Iterator[OpenFile]:
             raise BertKerasError(
                 f"{folder} lacks {first_names(lost)}, which its index names; bring all files of the model again."
             )
-        known = known_fields(fields, _DESCRIBED, where=_config_file(folder))
-        yield OpenFile(
+        yield described(
+            config_file(folder),
+            shapes,
+            lambda name: get[name](name),
             file=files[0] if len(files) == 1 else folder,
-            names=_without_prefix(_names_of(fields), shapes, where=folder),
-            shapes=shapes,
-            get=lambda name: get[name](name),
-            own=_own(known.get(OWN, ()), shapes, where=_config_file(folder)),
-            described={
-                "architecture": _architecture(fields),
-                "labels": _labels(known.get("id2label")),
-                "problem_type": known.get("problem_type"),
-                "sigmoid": _sigmoid(fields),
-            },
         )
+
+
+def described(
+    config: pathlib.Path,
+    shapes: dict[str, tuple[int, ...]],
+    get: Callable[[str], np.ndarray],
+    *,
+    file: pathlib.Path,
+) -> OpenFile:
+    """Tensors by PyTorch's names, with the table and the fields that the config.json beside them names."""
+    fields = read_optional(config)
+    known = known_fields(fields, _DESCRIBED, where=config)
+    return OpenFile(
+        file=file,
+        names=_without_prefix(_names_of(fields), shapes, where=config.parent),
+        shapes=shapes,
+        get=get,
+        own=_own(known.get(OWN, ()), shapes, where=config),
+        described={
+            "architecture": _architecture(fields),
+            "labels": _labels(known.get("id2label")),
+            "problem_type": known.get("problem_type"),
+            "sigmoid": _sigmoid(fields),
+        },
+    )
 
 
 def _own(named: Sequence[str], shapes: Iterable[str], *, where: pathlib.Path) -> tuple[str, ...]:
@@ -271,7 +287,7 @@ HUGGING_FACE = Format(
     keeps={},
     files=f"{', '.join(OPENERS)} (or their .index.json)",
     find=_find,
-    load_config=_load_config,
+    load_config=load_config,
     load_tokenizer=read_tokenizer,
     open=_open,
     save=_save,

@@ -30,7 +30,7 @@ from bert_keras.io.files import file_errors, write_json
 from bert_keras.io.paths import for_tensorflow
 
 TENSORFLOW_NAME = "bert_model.ckpt"
-_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _PART = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
 
 
@@ -42,7 +42,7 @@ def _find(path: pathlib.Path, *, object_graph: bool) -> pathlib.Path | None:
     if (prefix := _prefix_at(path)) is None:
         return None
     with _reader(prefix) as reader:
-        return prefix if reader.has_tensor(_OBJECT_GRAPH) == object_graph else None
+        return prefix if reader.has_tensor(OBJECT_GRAPH) == object_graph else None
 
 
 def _prefix_at(path: pathlib.Path) -> pathlib.Path | None:
@@ -91,8 +91,10 @@ def _reader(prefix: pathlib.Path) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _open(prefix: pathlib.Path, config: BertConfig, *, names: Names) -> Iterator[OpenFile]:
-    """Opens a checkpoint. Raises BertKerasError before TensorFlow allocates more than the data files have."""
+def open_variables(
+    prefix: pathlib.Path, config: BertConfig | None = None, *, names: Names
+) -> Iterator[OpenFile]:
+    """Opens a checkpoint, of whatever config. Raises BertKerasError before TensorFlow allocates more than the data files have."""
     with _reader(prefix) as reader:
 
         def get(name: str) -> np.ndarray:
@@ -114,7 +116,7 @@ def _open(prefix: pathlib.Path, config: BertConfig, *, names: Names) -> Iterator
         yield OpenFile(file=prefix, names=names, shapes=dict(sorted(shapes.items())), get=get)
 
 
-def _load_config(prefix: pathlib.Path) -> BertConfig:
+def load_config(prefix: pathlib.Path) -> BertConfig:
     """The bert_config.json beside a checkpoint."""
     path = prefix.parent / "bert_config.json"
     if not path.is_file():
@@ -199,7 +201,7 @@ _GARDEN_TABLE = {
     "masked_lm/layer_norm": "masked_lm/layer_norm",
     "masked_lm/bias": "masked_lm/output_bias.Sbias",  # TensorFlow writes a slash inside a name as .S
 }
-_VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
+VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 _ENCODER_ROOT = re.compile(r"^(model/)?(encoder_network|encoder|model)/(?=_|layer_with_weights-)")
 _FIRST_LAYERS = (
     "_embedding_layer",
@@ -211,9 +213,9 @@ _FIRST_LAYERS = (
 
 def _garden_name(name: str) -> str | None:
     """The name under `Checkpoint(encoder=)`, from any name of the root; None for a name that is not a weight."""
-    if not name.endswith(_VALUE) or ".OPTIMIZER_SLOT" in name:
+    if not name.endswith(VALUE) or ".OPTIMIZER_SLOT" in name:
         return None
-    name = name.removesuffix(_VALUE)
+    name = name.removesuffix(VALUE)
     if name.startswith(("optimizer/", "save_counter", "global_step", "train_")):
         return None
     name = _ENCODER_ROOT.sub("encoder/", name)
@@ -264,9 +266,9 @@ def _format(name: str, names: Names, save: Callable[..., None], *, files: str, o
         keeps=ORIGINAL,
         files=files,
         find=functools.partial(_find, object_graph=object_graph),
-        load_config=_load_config,
+        load_config=load_config,
         load_tokenizer=read_tokenizer,
-        open=functools.partial(_open, names=names),
+        open=functools.partial(open_variables, names=names),
         save=save,
     )
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_keras.checkpoints.checkpoint import known_end, numbered
 from bert_keras.checkpoints.hugging_face_names import NAMES
 from bert_keras.checkpoints.torch_files import Tensors
 from bert_keras.errors import BertKerasError, first_line
@@ -32,11 +33,7 @@ def _known() -> frozenset[str]:
     rows = ((names, theirs) for names in NAMES for theirs in names.table.values())
     whole = {theirs + part for names, theirs in rows for part in ("", *names.parts.values())}
     whole |= {theirs for names in NAMES for theirs in names.duplicates}
-    return frozenset(_numbered(name) for name in whole)
-
-
-def _numbered(name: str) -> str:
-    return re.sub(r"\.\d+(?=\.)", ".{i}", name)
+    return frozenset(numbered(name) for name in whole)
 
 
 def pytorch_name(name: str) -> str:
@@ -45,8 +42,7 @@ def pytorch_name(name: str) -> str:
         return name
     path = re.sub(r"[^/]*___", "", name.removesuffix(_END)).replace("_._", "/").split("/")
     path[-1] = _PARTS.get(path[-1], path[-1])
-    ends = (".".join(path[start:]) for start in range(len(path)))
-    return next((end for end in ends if _numbered(end) in _known()), name)
+    return known_end(path, _known(), by=".") or name
 
 
 def as_pytorch(shapes: Mapping[str, tuple[int, ...]], get: Callable[[str], np.ndarray]) -> Tensors:
@@ -72,7 +68,14 @@ def as_pytorch(shapes: Mapping[str, tuple[int, ...]], get: Callable[[str], np.nd
 
 @contextlib.contextmanager
 def open_tf_h5(file: pathlib.Path) -> Iterator[Tensors]:
-    """Opens a `tf_model.h5`, or a shard of one.
+    """Opens a `tf_model.h5`, or a shard of one, as PyTorch's classes would hold it. Raises as `open_h5` does."""
+    with open_h5(file) as (shapes, get):
+        yield as_pytorch(shapes, get)
+
+
+@contextlib.contextmanager
+def open_h5(file: pathlib.Path) -> Iterator[Tensors]:
+    """Opens the datasets of an HDF5 file by their paths.
 
     Raises BertKerasError for a file that is not of HDF5, points outside itself, or whose tensors need more bytes than it has.
     """
@@ -95,7 +98,7 @@ def open_tf_h5(file: pathlib.Path) -> Iterator[Tensors]:
                 f"{file} has {there:,} bytes and its tensors need {needed:,}; bring the file again, uncompressed."
             )
         shapes = {name: tuple(dataset.shape) for name, dataset in sets.items()}
-        yield as_pytorch(shapes, functools.partial(_read, sets, file=file))
+        yield shapes, functools.partial(_read, sets, file=file)
 
 
 def _list_datasets(opened: Any, *, file: pathlib.Path) -> dict[str, Any]:

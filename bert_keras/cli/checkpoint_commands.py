@@ -53,8 +53,9 @@ def _run_convert(args: argparse.Namespace) -> None:
     check_folder(to_path(args.target))
     source = checkpoints.resolve(args.source)
     form = checkpoints.find_format(source)
-    # Google and Model Garden have no library that runs here.
-    path, compared = (args.target, args.format) if form in ("google", "model-garden") else (source, form)
+    # Google, Model Garden and Keras 2 have no library that runs here, and a SavedModel is not run.
+    no_library = form in ("google", "model-garden", "saved-model", "keras-2")
+    path, compared = (args.target, args.format) if no_library else (source, form)
     if args.check:
         checkpoints.check_reference(compared)
     checkpoint = checkpoints.read(source)

@@ -17,6 +17,7 @@ from keras.src.saving.serialization_lib import in_safe_mode
 import bert_keras.text.text_ops  # noqa: F401 (TensorFlow Text's ops, which preprocessors are made of)
 from bert_keras.errors import BertKerasError, MissingFileError, first_line
 from bert_keras.features import DTYPE, ENCODER_INPUTS
+from bert_keras.io.archives import find_module
 from bert_keras.io.formats import check_saved_model
 from bert_keras.io.paths import for_tensorflow, to_path
 from bert_keras.text.byte_bpe import ByteBPE
@@ -134,17 +135,19 @@ def _tokenizer(config: Mapping[str, Any]) -> Tokenizer:
 
 @keras.saving.register_keras_serializable("bert_keras")
 class HubLayer(keras.layers.Layer):
-    """Calls a SavedModel, and trains it.
+    """Calls a SavedModel, and trains it: the layer for Keras 3 in the place of hub.KerasLayer.
 
-    path: folder of the SavedModel, which can run any code: load only folders that you trust
+    path: folder of the SavedModel, its https address on TensorFlow Hub, or its Kaggle handle (see `archives`), which are
+        downloaded once. A SavedModel can run any code: load only modules that you trust
     endpoint: the function to call: "__call__", the module itself; one of its parts ("tokenize", "bert_pack_inputs", "mlm"); or
         one of its signatures ("serving_default"), which have no training mode
     outputs: the key of one output, or several keys for a dict of outputs; None returns the module's own result
     arguments: keywords of every call, such as {"seq_length": 64}
     trainable: False freezes the module's variables and, as hub.KerasLayer does, its dropout
+    dtype: format of the outputs' floats, such as "bfloat16"; None leaves the module's own, in which it always computes
 
-    The layer has the module's inputs and outputs: a preprocessor takes strings [B], an encoder takes Features. Floats are cast to
-    the module's own format; the layer's dtype policy does not apply. `module` is the loaded object with all its parts.
+    The layer has the module's inputs and outputs: a preprocessor and a text module take strings [B], an encoder takes Features.
+    Floats are cast to the module's own format. `module` is the loaded object with all its parts.
     Its weights are those that the module lists as hub modules do, and all others that its function reads.
     Raises ValueError on a backend other than TensorFlow and for an unknown endpoint, input or output, FileNotFoundError if the
     folder has no SavedModel.
@@ -167,10 +170,12 @@ class HubLayer(keras.layers.Layer):
             )
         super().__init__(name=name, dtype=dtype, autocast=False)
         self.supports_jit = False  # XLA takes no strings, and the module's other ops are unknown
-        self.module_path, self.endpoint = str(to_path(path)), endpoint
+        self._cast_to = None if dtype is None else keras.backend.standardize_dtype(self.compute_dtype)
+        folder, self.module_path = _find(path)
+        self.endpoint = endpoint
         self.outputs_wanted = outputs if outputs is None or isinstance(outputs, str) else tuple(outputs)
         self.arguments = dict(arguments or {})
-        self.module = _load(self.module_path)
+        self.module = _load(folder)
         part, self._function = _endpoint(self.module, endpoint, self.module_path)
         self._trains = "training" in inspect.signature(self._function).parameters
         self._regularization_losses = list(getattr(part, "regularization_losses", ()))
@@ -186,12 +191,17 @@ class HubLayer(keras.layers.Layer):
         if self.trainable:
             for loss in self._regularization_losses:
                 self.add_loss(loss())
+        if self._cast_to is not None and keras.backend.is_float_dtype(self._cast_to):
+            results = keras.tree.map_structure(self._cast, results)
         if self.outputs_wanted is None:
             return results
         self._check_outputs(results)
         if isinstance(self.outputs_wanted, str):
             return results[self.outputs_wanted]
         return {key: results[key] for key in self.outputs_wanted}
+
+    def _cast(self, tensor: Any) -> Any:
+        return tf.cast(tensor, self._cast_to) if tensor.dtype.is_floating else tensor
 
     def _as_read(self, inputs: Any) -> Any:
         """The inputs, with floats in the module's format. Raises BertKerasError for inputs by other names than the module's."""
@@ -238,7 +248,9 @@ class HubLayer(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         """The arguments from which `from_config` rebuilds the layer: the path, without weights."""
-        return super().get_config() | {
+        given = super().get_config()
+        return given | {
+            "dtype": given["dtype"] if self._cast_to is not None else None,
             "path": self.module_path,
             "endpoint": self.endpoint,
             "outputs": self.outputs_wanted,
@@ -256,18 +268,31 @@ class HubLayer(keras.layers.Layer):
         return cls(**config)
 
 
-def _load(path: str) -> Any:
-    if not tf.saved_model.contains_saved_model(path):
-        raise MissingFileError(
-            f"no SavedModel at {path}; give the folder that holds its saved_model.pb, and keep it there as long as "
-            "saved Keras models name it."
+def _find(path: str | pathlib.Path) -> tuple[pathlib.Path, str]:
+    """The folder of a module, and the name that finds it again, from any folder."""
+    found = None if to_path(path).exists() else find_module(str(path))
+    folder = to_path(path).absolute() if found is None else found
+    if (folder / "tfhub_module.pb").is_file():
+        raise BertKerasError(
+            f"{path} is a module of TensorFlow 1 (hub.Module, tfhub_module.pb), which TensorFlow 2 cannot train; give the "
+            "module's version for TensorFlow 2."
         )
-    check_saved_model(to_path(path))
+    if not tf.saved_model.contains_saved_model(str(folder)):
+        raise MissingFileError(
+            f"no SavedModel at {path}; give what hub.KerasLayer takes: the folder that holds its saved_model.pb, and keep it "
+            "there as long as saved Keras models name it; an address such as https://tfhub.dev/google/nnlm-en-dim128/2; or a "
+            "Kaggle handle (OWNER/MODEL/FRAMEWORK/VARIATION/VERSION)."
+        )
+    return folder, str(folder if found is None else path)
+
+
+def _load(path: pathlib.Path) -> Any:
+    check_saved_model(path)
     # The module keeps only the paths of its assets, so that the links must last as long as the process.
     links = contextlib.ExitStack()
     atexit.register(links.close)
     try:
-        return tf.saved_model.load(str(links.enter_context(for_tensorflow(to_path(path)))))
+        return tf.saved_model.load(str(links.enter_context(for_tensorflow(path))))
     except (tf.errors.OpError, OSError) as error:  # a missing file of variables, or a damaged one
         raise BertKerasError(
             f"{path} is damaged or incomplete: {first_line(error)}; write the SavedModel again."
