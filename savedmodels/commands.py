@@ -272,7 +272,7 @@ def _run_info(args: argparse.Namespace) -> None:
         _show_export(found.file.parent)
     elif found.kind in READ:
         start()
-        _show_checkpoint(args.path)
+        _show_checkpoint(model)
 
 
 def _show_command(path: str) -> None:
@@ -292,7 +292,7 @@ def _show_export(path: pathlib.Path) -> None:
     table(("file", "bytes", "SHA-256"), rows, title=f"{path}: all files are unchanged")
 
 
-def _show_checkpoint(path: str) -> None:
+def _show_checkpoint(path: Any) -> None:
     from bert_keras import checkpoints
     from bert_keras.checkpoints.hugging_face import TASK_FILE
     from bert_keras.checkpoints.hugging_face_tokenizer import lower_cases

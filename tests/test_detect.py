@@ -134,6 +134,8 @@ HELD = [
     ({"flax_model.msgpack": b"\x00"}, "flax", "from_flax=True"),
     ({"saved_model.pb": b"..tf_bert_for_masked_lm/bert/encoder/layer_._0/.."},
      "transformers-saved-model", "TFBertForMaskedLM | convert --from"),
+    ({"saved_model/1/saved_model.pb": b"..tf_albert_model/albert/albert_layers_._0..", "vocab.txt": b"[PAD]"},
+     "transformers-saved-model", "TFAlbertModel, ALBERT | /saved_model/1 --to NEW"),
     ({"saved_model.pb": b"..input_word_ids..pooled_output.."}, "tf-hub", "encoder | convert --from"),
     ({"saved_model.pb": b"..input_word_ids.."}, "tf-hub-preprocessor", "without weights"),
     ({"tfhub_module.pb": b"\x08\x03", "saved_model.pb": b".."}, "tf-hub-1", "google://NAME"),
@@ -185,7 +187,7 @@ def fill(folder, files):
 )
 def test_a_file_and_its_folder_are_known(files, kind, words, tmp_path):
     fill(tmp_path, files)
-    given = [tmp_path] if kind in ("export", "training") else [tmp_path, tmp_path / next(iter(files))]
+    given = [tmp_path] if "/" in next(iter(files)) else [tmp_path, tmp_path / next(iter(files))]
     for path in given:
         found = checkpoints.detect(path)
         assert found is not None and found.kind == kind
@@ -198,11 +200,44 @@ def test_a_file_and_its_folder_are_known(files, kind, words, tmp_path):
             assert found.sentence in str(error.value)
 
 
+STRANGE = {
+    "model_type": ["x"],
+    "architectures": {"a": 1},
+    "num_hidden_layers": "x",
+    "id2label": 3,
+    "hidden_size": -1,
+}
+HEADER = b'{"a": {"shape": ["x", 2], "data_offsets": ["y"]}, "b": 3}'
+LENGTH = len(HEADER).to_bytes(8, "little")
+# Files that no writer wrote.
+HOSTILE = [
+    {"config.json": STRANGE, "tf_model.h5": h5({"a": ()})},
+    {"config.json": b"[" * 100_000, "model.safetensors": (9 << 40).to_bytes(8, "little") + b"{"},
+    {"config.json": BERT, "model.safetensors": LENGTH + HEADER},
+    {"x.keras": archive(config__json={"config": [STRANGE], "module": 3, "registered_name": {}})},
+    {"x.keras": archive(config__json="[]")},
+    {
+        "task.json": {"kind": [], "task": 3},
+        "model.safetensors": b"x",
+        "config.json": {"num_layers": {}, "dim": []},
+    },
+    {"model.safetensors.index.json": {"weight_map": {"a": ["../../x"]}}, "config.json": BERT},
+]
+
+
+@pytest.mark.parametrize("files", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_hostile_file_gives_an_answer(files, tmp_path):
+    fill(tmp_path, files)
+    for path in (tmp_path, *tmp_path.iterdir()):
+        found = checkpoints.detect(path)
+        assert found is None or (json.dumps(found.to_json()) and found.sentence)
+
+
 @pytest.mark.parametrize(
     "command", sorted({way for row in ROWS for way in row.way if way.startswith("bert-keras")})
 )
 def test_each_command_parses(command):
-    words = shlex.split(command.format(path="x"))[1:]
+    words = shlex.split(command.format(path="x", folder="x"))[1:]
     cli.parser(words[:1]).parse_args(words)
 
 

@@ -5,6 +5,7 @@ executed and no TensorFlow is imported, so it answers at once; a look is bounded
 """
 
 import pathlib
+import re
 import shlex
 from typing import Any, NamedTuple
 
@@ -71,8 +72,11 @@ def detect(path: pathlib.Path) -> Found | None:
 
 
 def _answer(row: Row, path: pathlib.Path, look: Look) -> Found:
-    words = {"path": shlex.quote(str(path)), "file": shlex.quote(str(look.file))}
-    ways = [way.replace("{path}", words["path"]).replace("{file}", words["file"]) for way in row.way]
+    words = {
+        name: shlex.quote(str(one))
+        for name, one in (("path", path), ("file", look.file), ("folder", look.folder))
+    }
+    ways = [re.sub(r"\{(path|file|folder)\}", lambda found: words[found[1]], way) for way in row.way]
     commands = tuple(way for way in ways if way.startswith(("bert-keras ", "python ")))
     advice = "; ".join(way for way in ways if way not in commands)
     what = row.what.format(row.named(look))

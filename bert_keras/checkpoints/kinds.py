@@ -12,7 +12,7 @@ from bert_keras.checkpoints.look import FAMILIES, Look, labels, sizes
 from bert_keras.config_files import MODEL_TYPES
 from bert_keras.io.formats import MANIFEST, WRITTEN_BY
 
-# Commands that bring a kind in; {path} is its path.
+# Commands that bring a kind in; {path} is its path, {file} and {folder} are those of its file.
 _TUNE = "bert-keras finetune --task {task} --data {data} --checkpoint {checkpoint} --output RUN"
 _TRAIN = _TUNE.format(task="custom", data="DATA", checkpoint="{path}")
 _TABLE, _SQUAD_1, _SQUAD_2, _TAGS = (
@@ -20,6 +20,7 @@ _TABLE, _SQUAD_1, _SQUAD_2, _TAGS = (
     for task in ("custom", "squad1.1", "squad2.0", "conll2003")
 )
 _CONVERT = "bert-keras convert --from {path} --to NEW"
+_CONVERT_GRAPH = "bert-keras convert --from {folder} --to NEW"
 _PRETRAIN = "bert-keras pretrain --text TEXT --vocab {path} --output RUN"
 _RECORDS = "bert-keras pretrain --records {path} --vocab VOCAB --output RUN"
 _TEXT = ("bert-keras predict --run RUN --input {path}", "bert-keras vocab --text {path} --output VOCAB")
@@ -38,7 +39,7 @@ _CONFIG = "put the model's config.json and vocabulary beside it, and name it"
 WEIGHTS = ("*.safetensors", "*.h5", "*.hdf5", "*.bin", "*.pt", "*.pth", "*.keras", "*.zip")
 _WHOLE = ("model.safetensors", "tf_model.h5", "pytorch_model.bin")
 _SHARDS = tuple(f"{name}.index.json" for name in _WHOLE)
-_GRAPH = ("saved_model.pb", "*/saved_model.pb", "*/*/saved_model.pb")
+_GRAPH = ("saved_model.pb", "*/saved_model.pb", "saved_model/1/saved_model.pb")
 _INDEX = ("bert_model.ckpt.index", "*.ckpt*.index", "*.index")
 _H5 = ("*.h5", "*.hdf5")
 _PRESET = ("model.weights.h5", "model.weights.json")
@@ -177,7 +178,7 @@ _OURS = (
         _class_name, sizes),
 )
 _BROKEN = (
-    Row("empty", "empty", (), (_AGAIN,), lambda look: look.file.is_file() and not look.start),
+    Row("empty", "empty", (), (_AGAIN,), lambda look: look.file.is_file() and not look.file.stat().st_size),
     Row("git-lfs", "a Git LFS pointer, not the file", (), ("run `git lfs pull` in its folder",),
         _starts(b"version https://git-lfs")),
     Row("html", "a page of HTML, not the file", (), ("download the file again",), _starts(b"<!DOCTYPE", b"<!doctype", b"<html")),
@@ -211,9 +212,10 @@ _MODELS = (
         lambda look: "model_type" in look.config and not look.is_cut, _transformers_class, sizes),
     Row("tf-hub-1", "a TensorFlow Hub module for TensorFlow 1", ("tfhub_module.pb",),
         ("its weights are in Google's archives too: `bert-keras convert --from google://NAME --to NEW`",)),
-    Row("transformers-saved-model", "a SavedModel of transformers' {0}", _GRAPH, (_CONVERT,), _holds(b"layer_._0"),
+    Row("transformers-saved-model", "a SavedModel of transformers' {0}", _GRAPH, (_CONVERT_GRAPH,),
+        lambda look: re.search(rb"layers?_\._\d", look.graph),
         _transformers_class, sizes),
-    Row("tf-hub", "a TensorFlow Hub or Model Garden encoder, a SavedModel", _GRAPH, (_CONVERT,),
+    Row("tf-hub", "a TensorFlow Hub or Model Garden encoder, a SavedModel", _GRAPH, (_CONVERT_GRAPH,),
         _holds(b"input_word_ids", b"pooled_output"), facts=sizes),
     Row("tf-hub-preprocessor", "a TensorFlow Hub preprocessor, a SavedModel without weights", _GRAPH,
         ("give the encoder that it belongs to, or in Keras bert_keras.HubLayer(FOLDER)",), _holds(b"input_word_ids")),

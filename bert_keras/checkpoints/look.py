@@ -3,6 +3,7 @@
 Each look reads within limits, loads no weights and runs no code of the file: no pickle, no graph. It imports no TensorFlow.
 """
 
+import contextlib
 import fnmatch
 import functools
 import itertools
@@ -58,11 +59,11 @@ class Look:
 
     def read(self, limit: int) -> bytes:
         """The first bytes; none of a folder."""
-        try:
-            with self.file.open("rb") as opened:
-                return opened.read(limit)
-        except OSError:
-            return b""
+        with contextlib.suppress(OSError):
+            if self.file.is_file():  # a pipe would wait
+                with self.file.open("rb") as opened:
+                    return opened.read(limit)
+        return b""
 
     @functools.cached_property
     def lines(self) -> list[str]:
@@ -92,6 +93,8 @@ class Look:
     @functools.cached_property
     def members(self) -> list[str]:
         """The names in a zip file."""
+        if not self.start.startswith(b"PK"):
+            return []
         try:
             with zipfile.ZipFile(self.file) as archive:
                 return archive.namelist()[:MANY]
@@ -113,7 +116,7 @@ class Look:
         if self.start.startswith(b"\x89HDF"):
             return self._hdf5[0]
         return {
-            name: tuple(entry["shape"])
+            name: tuple(size for size in entry["shape"] if isinstance(size, int))
             for name, entry in itertools.islice(self._header.items(), MANY)
             if isinstance(entry, dict) and isinstance(entry.get("shape"), list)
         }
@@ -158,10 +161,9 @@ class Look:
         """True for a file of weights that is cut short, or is not of the kind that its name says."""
         suffix, start = self.file.suffix, self.start
         if suffix == ".safetensors":
-            entries = [
-                one for one in self._header.values() if isinstance(one, dict) and "data_offsets" in one
-            ]
-            ends = [one["data_offsets"][-1] for one in entries if one["data_offsets"]]
+            entries = [one.get("data_offsets") for one in self._header.values() if isinstance(one, dict)]
+            pairs = [one for one in entries if isinstance(one, list) and len(one) == 2]
+            ends = [end for _, end in pairs if isinstance(end, int)]
             whole = 8 + int.from_bytes(start[:8], "little") + max(ends, default=0)
             return not self._header or self.file.stat().st_size < whole
         if suffix in (".h5", ".hdf5"):
@@ -177,9 +179,10 @@ def sizes(look: Look) -> dict[str, Any]:
     layers = next((found[key] for key in _LAYERS if isinstance(found.get(key), int)), None)
     hidden = next((found[key] for key in _HIDDEN if isinstance(found.get(key), int)), None)
     names = [*look.tensors] or [
-        match.decode("ascii") for match in re.findall(rb"layer_(?:\._)?\d+", look.graph)
+        match.decode("ascii") for match in re.findall(rb"layer_(?:\._)?\d+|tf_[a-z_]{1,40}", look.graph)
     ]
-    family = look.config.get("model_type") or _family(names) or ("bert" if found else None)
+    named = look.config.get("model_type")
+    family = (named if isinstance(named, str) else None) or _family(names) or ("bert" if found else None)
     if layers is None:
         numbers = {match[1] for name in names if (match := _BLOCK.search(name))}
         layers = len(numbers) or None
@@ -215,7 +218,7 @@ def _objects_with_sizes(value: Any) -> Any:
 
 def _family(names: list[str]) -> str | None:
     """The family that the names of tensors show."""
-    joined = "\n".join(names[:MANY])
+    joined = "\n".join(names[:MANY]).replace("distil_bert", "distilbert")
     signs = ("distilbert", "roberta", "albert", "electra", "bert", "Encoder-1-", "transformer_layer_0")
     found = next((sign for sign in signs if sign in joined), None)
     return found if found in FAMILIES else found and "bert"
@@ -249,6 +252,8 @@ def list_names(folder: pathlib.Path) -> list[str]:
         for entry in itertools.islice(sorted(folder.iterdir()), MANY):
             found.append(entry.name)
             if entry.is_dir():
+                if entry.name == "saved_model" and (entry / "1/saved_model.pb").is_file():  # of transformers
+                    found.append("saved_model/1/saved_model.pb")
                 found += [f"{entry.name}/{one.name}" for one in itertools.islice(entry.iterdir(), MANY)]
     except OSError:
         pass

@@ -44,7 +44,8 @@ for name, module in json.loads(sys.argv[1]).items():
         made = importlib.import_module(module)
         print(json.dumps({name: ""}), flush=True)
     except BaseException as error:
-        print(json.dumps({name: f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"[:300]}), flush=True)
+        line = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        print(json.dumps({name: line[:300]}), flush=True)
 if "tensorflow" in sys.modules:
     gpus = sys.modules["tensorflow"].config.list_physical_devices("GPU")
     print(json.dumps({"gpus": [gpu.name for gpu in gpus]}), flush=True)
@@ -179,7 +180,8 @@ def packages(imported: Mapping[str, Any]) -> Iterator[Row]:
             lacks = {"note": install} if package in _MAY_LACK else {"fault": install}
             yield Row(package, f"cannot be imported: {why}", **lacks)
         elif why or misfit:
-            yield Row(package, misfit or f"{_version(package)} cannot be imported: {why}", fault=install)
+            again = install if misfit else install.replace("install", "install --force-reinstall")
+            yield Row(package, misfit or f"{_version(package)} cannot be imported: {why}", fault=again)
         elif package in _IMPORTED:
             yield Row(package, _version(package) or "found, without a version")
     tensorflow, text = ((_version(name) or "").split(".")[:2] for name in ("tensorflow", "tensorflow-text"))
