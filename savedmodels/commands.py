@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from bert_keras.cli.console import PATH, SEVERAL, Command, EndNow, note, say, start, table
-from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.errors import BertKerasError, MissingFileError, one_line
 from bert_keras.fields import add_flags, flag_of, given_settings
 from bert_keras.io.formats import RESULTS_FILE, command_in
 from bert_keras.io.json_files import as_json
@@ -266,7 +266,8 @@ def _run_info(args: argparse.Namespace) -> None:
     if args.json:
         print(as_json(found.to_json()))
         return
-    print("\n  ".join((f"{args.path}: {found.name}", *filter(None, (found.advice,)), *found.commands)))
+    lines = (f"{args.path}: {found.name}", *filter(None, (found.advice,)), *found.commands)
+    print("\n  ".join(map(one_line, lines)))
     if found.kind == "export":
         start()
         _show_export(found.file.parent)

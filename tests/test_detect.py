@@ -13,10 +13,12 @@ import pytest
 import runs
 import safetensors.numpy
 
+import bert_keras
 from bert_keras import checkpoints
 from bert_keras.checkpoints.kinds import READ, ROWS
 from bert_keras.cli import main as cli
 from bert_keras.errors import BertKerasError
+from bert_keras.tasks.runs.run_folder import load_run
 
 SIZES = {"num_hidden_layers": 12, "hidden_size": 768}
 BERT = {"model_type": "bert", "architectures": ["BertForSequenceClassification"], **SIZES}
@@ -239,6 +241,20 @@ def test_a_hostile_file_gives_an_answer(files, tmp_path):
 def test_each_command_parses(command):
     words = shlex.split(command.format(path="x", folder="x"))[1:]
     cli.parser(words[:1]).parse_args(words)
+
+
+@pytest.mark.parametrize("read", [load_run, bert_keras.load, checkpoints.read, checkpoints.load_tokenizer])
+def test_each_reader_says_what_is_there(read, tmp_path):
+    fill(tmp_path, {"model.onnx": b"\x08"})
+    with pytest.raises(FileNotFoundError, match="model.onnx is an ONNX graph: give the checkpoint"):
+        read(tmp_path)
+
+
+def test_info_of_a_model_that_is_no_checkpoint_answers(tmp_path, capfd):
+    named = {"kind": "tagging", "task": {"labels": ["\x1b[2J", "good"]}}
+    fill(tmp_path, {"x.keras": archive(config__json=TEXT_MODEL | {"config": {"problem": named}})})
+    code, out, err = runs.run_command(capfd, "info", tmp_path / "x.keras")
+    assert (code, err) == (0, "") and "tagging, 2 labels (\\x1b[2J, good)" in out and "--run" in out
 
 
 def test_what_is_unknown_is_said(tmp_path, capfd):
