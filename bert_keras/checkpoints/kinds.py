@@ -128,10 +128,11 @@ def _model_facts(look: Look) -> Facts:
 
 def _task_facts(look: Look) -> Facts:
     """Of a run's task.json, or of the config.json of a `.keras` file."""
-    content = look.config.get("config") if look.members else look.object
+    content: Any = look.config.get("config") if look.members else look.object
     content = content.get("problem") if look.members and isinstance(content, dict) else content
     content = content if isinstance(content, dict) else {}
-    task = content.get("task") if isinstance(content.get("task"), dict) else {}
+    task: Any = content.get("task")
+    task = task if isinstance(task, dict) else {}
     names = task.get("labels")
     found = {"labels": [str(name) for name in names]} if isinstance(names, list) and names else {}
     return sizes(look) | {"task": str(content.get("kind"))[:80]} | found

@@ -11,6 +11,7 @@ import json
 import pathlib
 import re
 import zipfile
+from collections.abc import Iterator
 from typing import Any
 
 from bert_keras.config import SIZES, VARIANTS
@@ -175,7 +176,7 @@ class Look:
 
 def sizes(look: Look) -> dict[str, Any]:
     """The family, the size, the layers and the hidden size, from the configuration or else the tensors; those that are known."""
-    found = next(_objects_with_sizes(look.config), {})
+    found: dict[str, Any] = next(_objects_with_sizes(look.config), {})
     layers = next((found[key] for key in _LAYERS if isinstance(found.get(key), int)), None)
     hidden = next((found[key] for key in _HIDDEN if isinstance(found.get(key), int)), None)
     names = [*look.tensors] or [
@@ -203,7 +204,7 @@ def labels(look: Look) -> dict[str, Any]:
     return {"num_labels": ends.pop()} if len(ends) == 1 else {}
 
 
-def _objects_with_sizes(value: Any) -> Any:
+def _objects_with_sizes(value: Any) -> Iterator[dict[str, Any]]:
     """The objects inside a configuration that have a number of layers and a hidden size."""
     waiting = [value]
     for _ in range(MANY):
