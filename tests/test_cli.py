@@ -179,7 +179,7 @@ def test_the_flag_in_place_of_set_is_named(command, command_line):
         ((), "the following arguments are required: COMMAND"),
         (("fly",), "invalid choice: 'fly'"),
         (("convert",), "the following arguments are required: --from, --to"),
-        (("info", "--fast"), "unrecognized arguments: --fast"),
+        (("info", "x", "--fast"), "unrecognized arguments: --fast"),
         (("evaluate", "--run", "x", "--batch-sizes=4"), "--batch-sizes=4; did you mean --batch-size?"),
         (("evaluate", "--run", "x", "--batch-size", "many"), "--batch-size: invalid int value: 'many'"),
         (("ablate", "--text", "x"), "invalid choice: 'x'"),
