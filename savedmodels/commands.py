@@ -256,7 +256,7 @@ def _run_info(args: argparse.Namespace) -> None:
         _show_command(args.path)
         return
     from bert_keras import checkpoints
-    from bert_keras.checkpoints.kinds import READ
+    from bert_keras.checkpoints.kinds import BROKEN, READ
 
     model = checkpoints.resolve(args.path)
     found = None if is_remote(model.path) else checkpoints.detect(model.path)
@@ -266,7 +266,10 @@ def _run_info(args: argparse.Namespace) -> None:
     if args.json:
         print(as_json(found.to_json()))
         return
-    lines = (f"{args.path}: {found.name}", *filter(None, (found.advice,)), *found.commands)
+    if found.kind in BROKEN:
+        raise BertKerasError(f"{args.path}: {found.sentence}.")
+    given = f"{args.path} ({found.inside})" if model.path.is_dir() else args.path
+    lines = (f"{given}: {found.name}", *filter(None, (found.advice,)), *found.commands)
     print("\n  ".join(map(one_line, lines)))
     if found.kind == "export":
         start()

@@ -257,6 +257,12 @@ def test_info_of_a_model_that_is_no_checkpoint_answers(tmp_path, capfd):
     assert (code, err) == (0, "") and "tagging, 2 labels (\\x1b[2J, good)" in out and "--run" in out
 
 
+def test_info_of_a_damaged_file_is_an_error(tmp_path, capfd):
+    fill(tmp_path, {"model.safetensors": cut(WHOLE, 3), "config.json": BERT})
+    code, out, err = runs.run_command(capfd, "info", tmp_path)
+    assert (code, out) == (1, "") and "model.safetensors is cut short" in err
+
+
 def test_what_is_unknown_is_said(tmp_path, capfd):
     (tmp_path / "a.xyz").write_bytes(b"\x00")
     for path in (tmp_path, tmp_path / "a.xyz", tmp_path / "nowhere"):

@@ -44,10 +44,14 @@ class Found(NamedTuple):
         return ", ".join(parts)
 
     @property
+    def inside(self) -> str:
+        """The file in the folder."""
+        return str(self.file.relative_to(self.path) if self.path in self.file.parents else self.file.name)
+
+    @property
     def sentence(self) -> str:
         """The end of an error: the file, what it is, and what to do."""
-        inside = self.file.relative_to(self.path) if self.path in self.file.parents else self.file.name
-        return f"{inside} is {self.name}: {self.advice or f'run `{self.commands[0]}`'}"
+        return f"{self.inside} is {self.name}: {self.advice or f'run `{self.commands[0]}`'}"
 
     def to_json(self) -> dict[str, Any]:
         """The answer for a machine."""

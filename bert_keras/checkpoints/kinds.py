@@ -293,5 +293,6 @@ _DATA = (
 # fmt: on
 # The kinds that `checkpoints.read` reads, or a command that takes a checkpoint.
 READ = ("hugging-face", "tf-keras", "keras-hub", "google", "model-garden", "run", "unfinished-pretraining")
+BROKEN = ("partial", "empty", "git-lfs", "html", "cut", "shards")
 DATA = frozenset(row.kind for row in _DATA)
 ROWS = (*_OURS, *_BROKEN, *_MODELS, *_FILES, *_DATA)
