@@ -18,11 +18,16 @@ from collections.abc import Iterable
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
+def one_line(text: str) -> str:
+    """The text with control characters escaped, for a terminal."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+
+
 class BertKerasError(ValueError):
     """An input that the package refuses. Its text is one line: control characters are escaped as Python does."""
 
     def __str__(self) -> str:
-        return _CONTROL.sub(lambda found: repr(found[0])[1:-1], super().__str__())
+        return one_line(super().__str__())
 
 
 # Ours is first, for its text.

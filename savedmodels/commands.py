@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from bert_keras.cli.console import PATH, SEVERAL, Command, EndNow, note, say, start, table
-from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.errors import BertKerasError, MissingFileError, one_line
 from bert_keras.fields import add_flags, flag_of, given_settings
-from bert_keras.io.formats import PACKAGES, RESULTS_FILE, command_in, version_of
+from bert_keras.io.formats import RESULTS_FILE, command_in
+from bert_keras.io.json_files import as_json
 from bert_keras.io.own_code import is_own
+from bert_keras.io.paths import is_remote
 from bert_keras.tasks.commands.flags import (
     CHECKPOINT_HELP,
     add_model,
@@ -241,53 +243,54 @@ def _run_serve(args: argparse.Namespace) -> None:
 
 
 def _add_info(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "path",
-        **PATH,
-        nargs="?",
-        help="checkpoint (a path or a name), run or exported version (default: show installed versions, devices and sizes)",
+    add = parser.add_argument
+    add("path", **PATH, help="any file or folder, or the name of a model")
+    add(
+        "--json",
+        action="store_true",
+        help="print the kind and what is known of it as JSON, and read no weights",
     )
-    parser.add_argument(
-        "--command", action="store_true", help="print the command that made a finished run or study"
-    )
+    add("--command", action="store_true", help="print the command that made a finished run or study")
 
 
 def _run_info(args: argparse.Namespace) -> None:
     if args.command:
         _show_command(args.path)
         return
-    if args.path is None:
-        _show_installation()
+    from bert_keras import checkpoints
+    from bert_keras.checkpoints.kinds import BROKEN, READ
+
+    model = checkpoints.resolve(args.path)
+    found = None if is_remote(model.path) else checkpoints.detect(model.path)
+    if found is None:
+        checkpoints.find_format(model)  # raises an error that says what is there
+        raise BertKerasError(f"{model.path} is of no kind that is known here; give a model, a run or data.")
+    if args.json:
+        print(as_json(found.to_json()))
         return
-    start()
-    if (pathlib.Path(args.path) / "saved_model.pb").is_file():
-        _show_export(args.path)
-    else:
-        _show_checkpoint(args.path)
+    if found.kind in BROKEN:
+        raise BertKerasError(f"{args.path}: {found.sentence}.")
+    given = f"{args.path} ({found.inside})" if model.path.is_dir() else args.path
+    lines = (f"{given}: {found.name}", *filter(None, (found.advice,)), *found.commands)
+    print("\n  ".join(map(one_line, lines)))
+    if found.kind == "export":
+        start()
+        _show_export(found.file.parent)
+    elif found.kind in READ:
+        start()
+        _show_checkpoint(model)
 
 
-def _show_command(path: str | None) -> None:
-    file = pathlib.Path(path or "", RESULTS_FILE)
-    if path is None or not file.is_file():
+def _show_command(path: str) -> None:
+    file = pathlib.Path(path, RESULTS_FILE)
+    if not file.is_file():
         raise MissingFileError(
             f"--command needs the folder of a finished run or study; {path} has no {RESULTS_FILE}."
         )
     print(shlex.join(["bert-keras", *command_in(file)]))
 
 
-def _show_installation() -> None:
-    tf = start()
-    from bert_keras.config import SIZES, VARIANTS, BertConfig
-
-    table(("package", "version"), [(name, version_of(name)) for name in PACKAGES])
-    devices = tf.config.list_logical_devices()
-    table(("device", "kind"), [(device.name, device.device_type) for device in devices])
-    configs = {name: BertConfig.named(name) for name in (*SIZES, *VARIANTS)}
-    sizes = [(name, config.num_layers, config.hidden_size) for name, config in configs.items()]
-    table(("size", "layers", "hidden"), sizes)
-
-
-def _show_export(path: str) -> None:
+def _show_export(path: pathlib.Path) -> None:
     from bert_keras.savedmodels.verify import verify_files
 
     files = verify_files(path)
@@ -295,7 +298,7 @@ def _show_export(path: str) -> None:
     table(("file", "bytes", "SHA-256"), rows, title=f"{path}: all files are unchanged")
 
 
-def _show_checkpoint(path: str) -> None:
+def _show_checkpoint(path: Any) -> None:
     from bert_keras import checkpoints
     from bert_keras.checkpoints.hugging_face import TASK_FILE
     from bert_keras.checkpoints.hugging_face_tokenizer import lower_cases
@@ -385,7 +388,7 @@ COMMANDS = {
         trains=True,
     ),
     "info": Command(
-        "describe a checkpoint or a run, verify an export, or describe this installation",
+        "say what a file or a folder is and how to use it; describe a checkpoint or a run, verify an export",
         "bert-base-uncased",
         _add_info,
         _run_info,

@@ -1,9 +1,11 @@
 """Every option of the tasks, and of commands that do not train: defaults, help, choices and bounds. No TensorFlow, no Keras."""
 
 import dataclasses
+import difflib
 from collections.abc import Mapping
 from typing import Any
 
+from bert_keras.errors import BertKerasError
 from bert_keras.fields import Checked, like, setting, wrong_setting
 from bert_keras.model.choices import LAYERS
 from bert_keras.tasks.hparams import FEATURE_RATE, Hparams
@@ -163,6 +165,23 @@ class FillMaskOptions(Checked):
 SENTENCE_PAIR_LABELS = {"next-sentence": ("is_next", "not_next"), "sentence-order": ("in_order", "swapped")}
 # The tasks that a pre-trained checkpoint can do without fine-tuning.
 PRETRAINED_TASKS = ("fill-mask", *SENTENCE_PAIR_LABELS)
+
+# The names that --task takes, besides MODULE:CLASS, in the order of an error.
+TASK_NAMES = (
+    *("cola sst2 mrpc qqp stsb mnli qnli rte wnli ax custom squad1.1 squad2.0 swag codah conll2003".split()),
+    *(*PRETRAINED_TASKS, "replaced-tokens"),
+)
+
+
+def check_task_name(name: str) -> None:
+    """Raises BertKerasError for an unknown task, without TensorFlow."""
+    if name not in TASK_NAMES:
+        close = difflib.get_close_matches(name, TASK_NAMES, 1)
+        mean = f": did you mean {close[0]}" if close else ""
+        raise BertKerasError(
+            f"no task named {name!r}{mean}; the tasks are {', '.join(TASK_NAMES)}, or MODULE:CLASS for one of your own."
+        )
+
 
 # If several classes have an option, the flag shows the help of the first class.
 TASK_OPTIONS = (

@@ -28,6 +28,7 @@ from bert_keras.tasks.commands.finetuning import CHUNK
 from bert_keras.tasks.data.tables import read_examples
 from bert_keras.tasks.hparams import OF_FEATURES, Hparams, Sampling
 from bert_keras.tasks.options import (
+    TASK_NAMES,
     TASK_OPTIONS,
     AblationOptions,
     ApproachOptions,
@@ -45,10 +46,11 @@ from bert_keras.tasks.options import (
 )
 from bert_keras.tasks.pretraining.recipes import CLASSES as RECIPE_CLASSES
 from bert_keras.tasks.runs.run_folder import load_run
+from bert_keras.tasks.runs.task_types import TASKS
 from bert_keras.tasks.study.rows import NOT_IN_APPROACHES
 
 COMMANDS = (
-    "finetune probe protocol glue triviaqa evaluate predict features export serve hub convert triviaqa demo info models "
+    "finetune probe protocol glue triviaqa evaluate predict features export serve hub convert triviaqa demo info doctor models "
     "vocab instances plan pretrain fill-mask ablate"
 ).split()
 # Possible content of texts: nothing, tabs and carriage returns, markup, other scripts.
@@ -177,10 +179,15 @@ def test_the_flag_in_place_of_set_is_named(command, command_line):
         ((), "the following arguments are required: COMMAND"),
         (("fly",), "invalid choice: 'fly'"),
         (("convert",), "the following arguments are required: --from, --to"),
-        (("info", "--fast"), "unrecognized arguments: --fast"),
+        (("info", "x", "--fast"), "unrecognized arguments: --fast"),
         (("evaluate", "--run", "x", "--batch-sizes=4"), "--batch-sizes=4; did you mean --batch-size?"),
         (("evaluate", "--run", "x", "--batch-size", "many"), "--batch-size: invalid int value: 'many'"),
         (("ablate", "--text", "x"), "invalid choice: 'x'"),
+        (
+            ("hub", "--checkpoint", "x", "--ouput", "y"),
+            "required: --output; --ouput is no flag: did you mean --output?",
+        ),
+        (("info",), "the following arguments are required: path"),
     ],
 )
 def test_wrong_flags(command, arguments, message):
@@ -197,6 +204,35 @@ def test_a_batch_has_a_row(command, line, rows, tmp_path, monkeypatch):
     code, out, err = command(*line.split(), "--batch-size", rows)
     said = f"batch_size is {rows}; batch_size must be a whole number of at least 1."
     assert (code, out, err) == (1, "", f"bert-keras: error: {said}\n")
+
+
+# Command lines with a mistake that is found without TensorFlow, and words of the error.
+EARLY = [
+    ("finetune --task sst3 --checkpoint x --output y", "no task named 'sst3': did you mean sst2"),
+    ("finetune --task sst2 --data nowhere --checkpoint x --output y", "there is no nowhere"),
+    ("evaluate --run nowhere", "no task.json in nowhere"),
+    ("evaluate --run nowhere.keras", "no such file: nowhere.keras"),
+    ("evaluate --run x --checkpoint y", "give --run alone"),
+    ("predict --checkpoint ./nowhere", "no checkpoint at nowhere: no such file or folder"),
+    ("predict --checkpoint docs", "no checkpoint in docs; looked for"),
+]
+
+
+@pytest.mark.parametrize(("line", "words"), EARLY)
+def test_mistakes_that_are_found_before_tensorflow_is_imported(command, monkeypatch, line, words):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("bert_keras.tasks.commands.finetuning.start_strategy", None)
+    code, out, err = command(*line.split())
+    assert (code, out, err.count("\n")) == (1, "", 1) and words in err
+
+
+def test_task_names_are_those_of_the_classes():
+    assert [name for one in TASKS.values() for name in one.names] == [*TASK_NAMES]
+
+
+def test_the_help_with_a_run_leaves_out_what_a_run_does_not_take(command):
+    for line, there in (("predict --help", True), ("predict --run x --help", False)):
+        assert ("--context" in command(*line.split())[1]) == there
 
 
 def test_a_fresh_process_keeps_tensorflow_quiet(sst2):
@@ -443,14 +479,6 @@ def test_convert_checks_against_the_other_library(command, sst2, tmp_path):
     assert all(float(row[2]) <= 1e-5 for row in rows)
 
 
-def test_info_without_a_path_lists_packages_and_sizes(command):
-    code, out, _ = command("info")
-    assert code == 0
-    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in out.splitlines()]
-    for row in (["base", "12", "768"], ["albert-xxlarge", "12", "4096"], ["tensorflow", tf.__version__]):
-        assert row in rows
-
-
 def test_info(command, sst2):
     code, out, err = command("info", sst2.run)
     assert (code, err) == (0, "")
@@ -618,12 +646,12 @@ def test_without_docstrings_and_asserts(sst2):
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), UnicodeError("of Keras")])
-def test_an_error_that_is_not_ours_keeps_its_traceback(command, monkeypatch, capfd, error):
+def test_an_error_that_is_not_ours_keeps_its_traceback(command, monkeypatch, capfd, tiny, error):
     def fails(path):
         raise error
 
     monkeypatch.setattr(checkpoints, "read", fails)
     with pytest.raises(type(error)) as raised:
-        command("info", "./somewhere")  # a path
+        command("info", tiny)
     assert raised.value is error
     assert "bert-keras: error" not in capfd.readouterr().err

@@ -41,41 +41,6 @@ def save(folder, content, name=WEIGHTS, **metadata):
     safetensors.numpy.save_file(content, folder / name, metadata={"format": "pt"} | metadata)
 
 
-# The files of a folder without weights of ours, and facts of the refusal.
-NAMED = [
-    ("flax_model.msgpack", "Flax | from_flax=True"),
-    ("adapter_config.json", "PEFT adapter | merge_and_unload"),
-    ("saved_model.pb", "SavedModel | bert_keras.load"),
-    ("model.keras", "saved Keras model | bert_keras.load"),
-    ("model.onnx", "ONNX"),
-    ("model-q4.gguf", "GGUF"),
-    ("rust_model.ot", "rust-bert"),
-    ("tuned.weights.h5", "load_weights"),
-    ("modules.json", "sentence-transformers | embedder"),
-    ("bert_model.ckpt.data-00000-of-00001", "without its .index"),
-]
-
-
-@pytest.mark.parametrize(("name", "facts"), NAMED)
-def test_a_refusal_says_what_the_file_is(name, facts, folder, tmp_path):
-    shutil.copyfile(folder / "config.json", tmp_path / "config.json")
-    (tmp_path / name).write_bytes(b"\x00\x01")
-    for given in (tmp_path, tmp_path / name):
-        with pytest.raises(FileNotFoundError) as error:
-            checkpoints.read(given)
-        assert all(fact in str(error.value) for fact in [name, *facts.split(" | ")]), error.value
-
-
-def test_an_unfinished_training_says_its_step(tmp_path):
-    (tmp_path / "checkpoints").mkdir()
-    for step in (5, 40, 120):
-        (tmp_path / "checkpoints" / f"ckpt-{step}.index").touch()
-    with pytest.raises(
-        FileNotFoundError, match="ckpt-120.index is the last save of an unfinished training: rerun"
-    ):
-        checkpoints.read(tmp_path)
-
-
 # The first bytes of a weight file, and facts of the refusal.
 CONTENTS = [
     (b"", "is empty | bring the file again"),

@@ -15,7 +15,7 @@ from tensorflow_files import raw_names
 from test_tensorflow_classes import outputs_of
 
 from bert_keras import checkpoints
-from bert_keras.checkpoints.saved_models import _HUB, describe_saved_model
+from bert_keras.checkpoints.saved_models import _HUB
 from bert_keras.features import ENCODER_INPUTS, POOLED_OUTPUT, SEQUENCE_OUTPUT
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.heads import MaskedLMHead
@@ -286,10 +286,8 @@ def test_other_saved_models_are_named(tmp_path):
     (tmp_path / "first").mkdir()
     (tmp_path / "first" / "tfhub_module.pb").write_bytes(b"\x08\x03")
     texts = {
-        other: "with no encoder of ours; it has variables dense/kernel: bert_keras.HubLayer",
-        tmp_path / "first": r"is a module of TensorFlow 1 \(hub.Module\)",
+        other: "a SavedModel without an encoder of ours: bert_keras.HubLayer",
+        tmp_path / "first": r"a TensorFlow Hub module for TensorFlow 1 \(hub.Module\): give its version",
     }
     for folder, message in texts.items():
-        assert re.search(message, describe_saved_model(folder))
         refused(message, checkpoints.read, folder, error=ValueError)
-    assert describe_saved_model(tmp_path) == ""

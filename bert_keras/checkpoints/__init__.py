@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bert_keras.checkpoints.checkpoint import ARCHITECTURES, HEADS, Checkpoint, Format, variable_shapes
-from bert_keras.checkpoints.downloads import LocalModel, close_models, resolve
+from bert_keras.checkpoints.detect import Found, describe, detect, missing_run
+from bert_keras.checkpoints.downloads import LocalModel, close_models, is_path, resolve
 from bert_keras.checkpoints.hugging_face import HUGGING_FACE
 from bert_keras.checkpoints.hugging_face_tokenizer import own_tokens, read_tokenizer
 from bert_keras.checkpoints.keras_2_files import KERAS_2
 from bert_keras.checkpoints.keras_hub import KERAS_HUB
+from bert_keras.checkpoints.kinds import READ
 from bert_keras.checkpoints.letter_case import lower_cases
 from bert_keras.checkpoints.parity import check_reference, differences
-from bert_keras.checkpoints.saved_models import SAVED_MODEL, describe_saved_model
+from bert_keras.checkpoints.saved_models import SAVED_MODEL
 from bert_keras.checkpoints.tensorflow import GOOGLE, MODEL_GARDEN
 from bert_keras.checkpoints.weights import (
     MAY_LACK,
@@ -40,7 +42,6 @@ from bert_keras.checkpoints.weights import (
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError, first_names
 from bert_keras.io.folders import atomic_folder, refuse_partial
-from bert_keras.io.other_files import describe_folder, describe_name
 from bert_keras.io.paths import is_remote, refuse_remote_weights, to_path
 from bert_keras.text.vocabulary import SENTENCEPIECE, VOCAB_TXT, Vocabulary, read_vocabulary
 
@@ -54,14 +55,19 @@ __all__ = [
     "HEADS",
     "WRITTEN",
     "Checkpoint",
+    "Found",
     "LocalModel",
     "Report",
     "assign",
     "check_reference",
+    "check_there",
     "collect",
     "compare",
+    "describe",
+    "detect",
     "find_format",
     "format_named",
+    "missing_run",
     "load_encoder",
     "load_tokenizer",
     "read",
@@ -300,6 +306,15 @@ def find_format(path: Path) -> str:
     return _locate(resolve(path).path)[0].name
 
 
+def check_there(path: Path) -> None:
+    """Raises BertKerasError, without TensorFlow, for a path without a checkpoint; the name of a model is not looked up."""
+    if is_remote(path) or not is_path(os.fspath(path)):
+        return
+    found = detect(to_path(path))
+    if found is None or found.kind not in (*READ, "tensorflow"):
+        find_format(path)
+
+
 def _locate(path: pathlib.Path) -> tuple[Format, pathlib.Path]:
     """The format, and its folder or, for a TensorFlow checkpoint, its prefix."""
     if not is_remote(path):
@@ -310,7 +325,7 @@ def _locate(path: pathlib.Path) -> tuple[Format, pathlib.Path]:
             return form, root
     if not path.exists():
         raise MissingFileError(f"no checkpoint at {path}: no such file or folder{close_models(str(path))}.")
-    if other := describe_saved_model(path) or describe_folder(path) if path.is_dir() else describe_name(path):
+    if other := describe(path):
         raise MissingFileError(f"no checkpoint at {path}: {other}.")
     looked_for = "; ".join(f"{form.files} ({form.name})" for form in FORMATS.values())
     there = first_names(sorted(found.name for found in path.iterdir()), 4) if path.is_dir() else "one file"

@@ -108,7 +108,7 @@ def resolve(model: str | os.PathLike[str], *, weights: bool = True) -> LocalMode
     """
     if isinstance(model, LocalModel):
         return model
-    if not isinstance(model, str) or _is_path(model):
+    if not isinstance(model, str) or is_path(model):
         return LocalModel(path=to_path(model))
     scheme, separator, name = find_address(model).partition(_SEPARATOR)
     if not separator or scheme not in SCHEMES:
@@ -146,7 +146,7 @@ def close_models(given: str) -> str:
     return did_you_mean(path, others=known)
 
 
-def _is_path(given: str) -> bool:
+def is_path(given: str) -> bool:
     """True for a path that exists, also as the prefix of a TensorFlow checkpoint, and for what only a path looks like."""
     if is_remote(given):
         return True

@@ -19,6 +19,7 @@ from bert_keras.checkpoints.checkpoint import (
     choose_architecture,
     refuse_shards_outside,
 )
+from bert_keras.checkpoints.detect import describe_content
 from bert_keras.checkpoints.hugging_face_names import NAMES, OWN_TYPE
 from bert_keras.checkpoints.hugging_face_tokenizer import read_tokenizer, write_tokenizer
 from bert_keras.checkpoints.tensorflow_classes import TF_H5, as_pytorch, open_tf_h5, pytorch_name
@@ -37,7 +38,6 @@ from bert_keras.io.json_files import (
     read_optional,
     shortened,
 )
-from bert_keras.io.other_files import describe_content
 
 SAFETENSORS = "model.safetensors"
 _CONFIG, _OLD_CONFIG = "config.json", "bert_config.json"

@@ -24,10 +24,9 @@ from bert_keras.checkpoints.tensorflow import OBJECT_GRAPH, VALUE, open_variable
 from bert_keras.checkpoints.tensorflow_classes import as_pytorch
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, first_line, first_names
-from bert_keras.io.formats import MANIFEST
 from bert_keras.text.vocabulary import Vocabulary, read_vocabulary
 
-GRAPH, VARIABLES, OF_TENSORFLOW_1 = "saved_model.pb", "variables/variables", "tfhub_module.pb"
+GRAPH, VARIABLES = "saved_model.pb", "variables/variables"
 MAX_GRAPH = 2**31 - 1  # bytes of a protocol buffer, which the graph is
 _WORDS = {
     "hugging-face": re.compile(r"embeddings/word_embeddings/"),
@@ -242,26 +241,6 @@ def _kind_of(folder: pathlib.Path) -> str:
         return next(
             (kind for kind, words in _WORDS.items() if any(words.search(name) for name in found.shapes)), ""
         )
-
-
-def describe_saved_model(folder: pathlib.Path) -> str:
-    """What a SavedModel is that is no checkpoint, and what to do with it: an end of an error. "" for any other folder."""
-    if (folder / OF_TENSORFLOW_1).is_file():
-        return (
-            f"{OF_TENSORFLOW_1} is a module of TensorFlow 1 (hub.Module): give its version for TensorFlow 2"
-        )
-    whole = (folder / GRAPH).is_file() and (folder / f"{VARIABLES}.index").is_file()
-    if not whole or (folder / MANIFEST).is_file():
-        return ""  # an export of ours, or a part of a SavedModel: see `other_files`
-    return (
-        f"{GRAPH} is a SavedModel with no encoder of ours; it has {_some(folder)}: bert_keras.HubLayer(FOLDER) runs and trains "
-        "it in a Keras model"
-    )
-
-
-def _some(folder: pathlib.Path) -> str:
-    with _variables(folder) as found:
-        return f"variables {first_names(sorted(found.shapes), 3)}" if found.shapes else "no variables"
 
 
 def _config_folder(folder: pathlib.Path) -> pathlib.Path:

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from bert_keras.checkpoints.checkpoint import known_end, numbered
+from bert_keras.checkpoints.detect import describe_content
 from bert_keras.checkpoints.hugging_face_names import NAMES
 from bert_keras.checkpoints.torch_files import Tensors
 from bert_keras.errors import BertKerasError, first_line
-from bert_keras.io.other_files import describe_content
 
 TF_H5 = "tf_model.h5"
 _END = ":0"  # of TensorFlow's names

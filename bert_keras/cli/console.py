@@ -272,7 +272,9 @@ def start(*, deterministic: bool = False, join: Callable[[], Any] = lambda: None
         try:
             import tensorflow as tf
         except ImportError as error:
-            raise MissingPackageError(f"{error}; pip install tensorflow.") from error
+            raise MissingPackageError(
+                f"{error}; pip install tensorflow; `bert-keras doctor` says what fits on this machine."
+            ) from error
 
         from bert_keras.text.text_ops import chosen_ops
 

@@ -9,7 +9,8 @@ import difflib
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from absl import app
 from absl.flags import argparse_flags
@@ -53,6 +54,7 @@ COMMANDS = {
     "features": "bert_keras.tasks.commands.data",
     "demo": "bert_keras.savedmodels.commands",
     "info": "bert_keras.savedmodels.commands",
+    "doctor": "bert_keras.cli.doctor",
     "models": "bert_keras.cli.checkpoint_commands",
 }
 
@@ -92,10 +94,30 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         made = parser(words[:1] if words and words[0] in COMMANDS else tuple(COMMANDS), words)
     args, unknown = made.parse_known_args(words)
     if unknown:
-        close = difflib.get_close_matches(unknown[0].partition("=")[0], args.flags, 1)
-        mean = f"; did you mean {close[0]}?" if close else ""
+        found = _meant(unknown, args.flags)
+        mean = f"; did you mean {found[1]}?" if found else ""
         args.refuse(f"unrecognized arguments: {' '.join(unknown)}{mean}")
     return args
+
+
+def _meant(words: Sequence[str], flags: Iterable[str]) -> tuple[str, str] | None:
+    """The first misspelt flag among the words, and the flag that it may mean."""
+    named = [word.partition("=")[0] for word in words if word.startswith("--")]
+    close = [(name, difflib.get_close_matches(name, flags, 1)) for name in named if name not in flags]
+    return next(((name, found[0]) for name, found in close if found), None)
+
+
+class _Parser(argparse_flags.ArgumentParser):
+    """argparse says that a required flag is missing before it says that another one is misspelt."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._words = [*(args or ())]
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> Any:
+        if "required" in message and (found := _meant(self._words, self._option_string_actions)):
+            message += f"; {found[0]} is no flag: did you mean {found[1]}?"
+        super().error(message)
 
 
 def _run(args: argparse.Namespace) -> None:
@@ -113,7 +135,7 @@ def _run(args: argparse.Namespace) -> None:
 
 def parser(names: Sequence[str], words: Sequence[str] = ()) -> argparse.ArgumentParser:
     """The parser of these commands; imports their modules. words: the command line, which may name a user's own code."""
-    made = argparse_flags.ArgumentParser(
+    made = _Parser(
         prog="bert-keras",
         description="BERT for TensorFlow and Keras 3: pre-train, fine-tune, evaluate, predict, export and convert.",
         epilog=EXAMPLES,

@@ -103,6 +103,12 @@ def is_fast(precision: str) -> bool | None:
     """True where the processor has instructions for matrices of this format; None where it does not say."""
     if precision not in _INSTRUCTIONS:
         return True
+    flags = cpu_flags()
+    return None if flags is None else not _INSTRUCTIONS[precision].isdisjoint(flags)
+
+
+def cpu_flags() -> list[str] | None:
+    """The names in CPU_INFO of the processor's instructions; None where it does not say."""
     if platform.machine().lower() not in ("x86_64", "amd64", "aarch64", "arm64"):
         return None
     try:
@@ -110,7 +116,7 @@ def is_fast(precision: str) -> bool | None:
     except OSError:  # another system than Linux
         return None
     flags = next((line.partition(":")[2] for line in lines if line.startswith(("flags", "Features"))), None)
-    return None if flags is None else not _INSTRUCTIONS[precision].isdisjoint(flags.split())
+    return None if flags is None else flags.split()
 
 
 def slowness(precision: str, *, accelerated: bool) -> list[str]:

@@ -53,7 +53,7 @@ def tensorflow_text(wanted_for: str) -> Any:
     if _missing is not None:
         raise MissingPackageError(
             f"{_missing}; {wanted_for} needs tensorflow-text of TensorFlow's minor version, which has wheels for Linux (x86_64, "
-            "and aarch64 from 2.20.1 on) and macOS arm64: use one of those, or WSL 2 on Windows"
+            "and aarch64 from 2.20.1 on) and macOS arm64 (WSL 2 on Windows): see `bert-keras doctor`"
         ) from _missing
     return tf_text
 

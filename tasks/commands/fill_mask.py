@@ -13,6 +13,7 @@ from bert_keras.cli.console import PATH, Command, note, progress, start
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import add_flags, given_settings
 from bert_keras.io.json_files import as_json
+from bert_keras.tasks.commands.early import check_paths
 from bert_keras.tasks.commands.finetuning import inference_of, records
 from bert_keras.tasks.data.tables import STANDARD_INPUT, read_examples
 from bert_keras.tasks.options import FillMaskOptions, InferenceOptions
@@ -39,6 +40,7 @@ def _add_fill_mask(parser: argparse.ArgumentParser) -> None:
 
 def _run_fill_mask(args: argparse.Namespace) -> None:
     batch_size = inference_of(args).batch_size
+    check_paths(args)
     start()
     from bert_keras import checkpoints
     from bert_keras.tasks.pretraining.unfinished import read_unfinished

@@ -16,12 +16,11 @@ from bert_keras.errors import BertKerasError
 from bert_keras.fields import add_flags, given_settings
 from bert_keras.io.files import write_json
 from bert_keras.io.json_files import as_json
-from bert_keras.io.own_code import is_own
 from bert_keras.io.paths import to_path
+from bert_keras.tasks.commands.early import check_model, check_paths
 from bert_keras.tasks.commands.flags import (
     CHECKPOINT_HELP,
     DATA_HELP,
-    OF_RUN,
     SAVE_HELP,
     add_feature_cache,
     add_model,
@@ -92,13 +91,18 @@ def _check_dev(
         )
 
 
-def open_given_task(args: argparse.Namespace, *, holds_out: bool = True) -> tuple[Any, Hparams]:
-    """The task of the flags of `add_task`, and its hyperparameters with those that were given. holds_out: as there."""
+def check_given_task(args: argparse.Namespace, *, holds_out: bool = True) -> None:
+    """Raises BertKerasError for wrong flags of `add_task`, and as `check_paths`, without TensorFlow. holds_out: as there."""
+    _check_dev(args.data, args.dev_data, getattr(args, "dev_fraction", None), holds_out=holds_out)
+    check_paths(args)
+
+
+def open_given_task(args: argparse.Namespace) -> tuple[Any, Hparams]:
+    """The task of the flags of `add_task`, and its hyperparameters with those that were given."""
     from bert_keras.tasks.finetuning.examples import has_dev_split
     from bert_keras.tasks.runs.task_types import open_task
 
     fraction = getattr(args, "dev_fraction", None)
-    _check_dev(args.data, args.dev_data, fraction, holds_out=holds_out)
     source = {"train": args.data, "validation": args.dev_data} if args.dev_data else args.data
     task = open_task(args.task, source, **task_settings(args))
     if fraction is not None and to_path(args.data).is_dir() and has_dev_split(task):
@@ -109,6 +113,7 @@ def open_given_task(args: argparse.Namespace, *, holds_out: bool = True) -> tupl
 
 
 def _run_finetune(args: argparse.Namespace) -> None:
+    check_given_task(args)
     start_strategy(args.strategy)
     from bert_keras import checkpoints
     from bert_keras.tasks.finetuning.finetune import finetune
@@ -158,7 +163,7 @@ def inference_of(args: argparse.Namespace) -> InferenceOptions:
 
 
 def model_of(args: argparse.Namespace, *, data: str | None = None) -> Any:
-    """Loads the runs of --run, or a checkpoint with its own task or --task. Raises BertKerasError for other flags."""
+    """Loads the runs of --run, or a checkpoint with its own task or --task. `check_model` has checked the flags."""
     from bert_keras.tasks.devices.strategies import strategy
     from bert_keras.tasks.runs.ensemble import at_precision, load_runs, members_of
     from bert_keras.tasks.runs.own_head import own_run
@@ -166,10 +171,7 @@ def model_of(args: argparse.Namespace, *, data: str | None = None) -> Any:
     from bert_keras.tasks.runs.task_types import open_task
     from bert_keras.tasks.training.task_model import encoder_of
 
-    options, own = task_settings(args), is_own(args.task or "")
-    of_task = {*options} - {*OF_RUN}
-    if bool(args.run) == bool(args.checkpoint) or (args.run and ((args.task and not own) or of_task)):
-        raise BertKerasError("give --run alone, or --checkpoint; a run has its own task and its options.")
+    options = task_settings(args)
     with strategy(args.strategy).scope():
         if args.run:
             run = load_runs(args.run, data=data, task=args.task)
@@ -202,6 +204,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
 
 def _run_evaluate(args: argparse.Namespace) -> None:
     batch_size = inference_of(args).batch_size
+    check_model(args)
     start_strategy(args.strategy, deterministic=False)
     from bert_keras.tasks.batches import cardinality, predictor
     from bert_keras.tasks.finetuning.examples import check_labelled, splits_of
@@ -263,6 +266,7 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
 
 def _run_predict(args: argparse.Namespace) -> None:
     batch_size = inference_of(args).batch_size
+    check_model(args)
     start_strategy(args.strategy, deterministic=False)
     run = model_of(args)
     run = dataclasses.replace(run, task=adjusted(run.task, args))

@@ -134,10 +134,14 @@ def add_task_options(parser: Any, *, without: Iterable[str] = ()) -> None:
 
 
 def add_own_settings(parser: Any, words: Sequence[str]) -> None:
-    """Adds the flags of the user's own task or recipe that a command line names.
+    """Adds the flags of the user's own task or recipe that a command line names, and hides flags that --run does not take.
 
     words: of the command line; `--task MODULE:CLASS` and `--recipe MODULE:NAME` are imported
     """
+    if any(word.partition("=")[0] == "--run" for word in words):  # which has its own task
+        for action in parser._actions:
+            if action.container.title == OF_CHECKPOINT and action.dest not in OF_RUN:
+                action.help = argparse.SUPPRESS
     for flag, settings_of in {"--task": _settings_of_task, "--recipe": _settings_of_recipe}.items():
         given = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         given.add_argument(flag, dest="name", nargs="?")
@@ -182,10 +186,11 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--run", **PATH, **SEVERAL, help=RUNS_HELP)
     add("--checkpoint", **PATH, help="a checkpoint with a head instead of --run, by path or name")
-    group = parser.add_argument_group("options of a checkpoint's task, with --checkpoint")
+    group = parser.add_argument_group(OF_CHECKPOINT)
     add_task_options(group, without=("pooling", "measure"))
 
 
+OF_CHECKPOINT = "options of a checkpoint's task, with --checkpoint"
 # Options of a task that a run takes too: they say how data is read or measured, and what an answer shows.
 OF_RUN = ("quoting", "answer_language", "n_best")
 

@@ -10,7 +10,7 @@ from typing import Any
 from bert_keras.cli.console import PATH, SEVERAL, Command, add_parser, say, start, table
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import add_flags, given_settings
-from bert_keras.tasks.commands.finetuning import open_given_task
+from bert_keras.tasks.commands.finetuning import check_given_task, open_given_task
 from bert_keras.tasks.commands.flags import (
     CHECKPOINT_HELP,
     TEXT_HELP,
@@ -237,11 +237,12 @@ def _add_protocol(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_protocol(args: argparse.Namespace) -> None:
+    check_given_task(args, holds_out=False)
     start_strategy(args.strategy)
     from bert_keras.tasks.study.protocol import plan_protocol
     from bert_keras.tasks.study.report import summary_tables
 
-    task, hparams = open_given_task(args, holds_out=False)
+    task, hparams = open_given_task(args)
     study = plan_protocol(
         task,
         checkpoint=args.checkpoint,

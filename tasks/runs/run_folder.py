@@ -17,6 +17,7 @@ from typing import Any
 import keras
 
 from bert_keras import checkpoints
+from bert_keras.checkpoints.detect import describe_content
 from bert_keras.checkpoints.hugging_face import TASK_FILE, TOP
 from bert_keras.checkpoints.weights import check_weights
 from bert_keras.config import BertConfig
@@ -39,7 +40,7 @@ from bert_keras.io.json_files import (
     shortened,
 )
 from bert_keras.io.own_code import is_own, name_of
-from bert_keras.io.paths import did_you_mean, refuse_remote_weights, to_path
+from bert_keras.io.paths import refuse_remote_weights, to_path
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import bilstm_of, bilstm_parameters
 from bert_keras.tasks.batches import check_examples, predict
@@ -229,7 +230,7 @@ def load_file(
     """
     refuse_remote_weights(path)
     if not path.is_file():
-        raise MissingFileError(f"no such file: {path}{did_you_mean(path)}.")
+        raise checkpoints.missing_run(path)
     _check_archive(path)
     own = {} if task is None else {GIVEN_TASK: task_type(task)}
     try:
@@ -253,6 +254,8 @@ def _check_archive(path: pathlib.Path) -> None:
         with zipfile.ZipFile(path) as archive:
             wrong = archive.testzip()
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, OSError, RuntimeError) as error:
+        if other := describe_content(path):
+            raise BertKerasError(f"{path} {other}.") from error
         raise BertKerasError(
             f"{path} is no Keras file, or is cut short or damaged: {first_line(error)}; save the model again."
         ) from error
@@ -264,9 +267,10 @@ def _run_of_file(path: pathlib.Path, data: str | pathlib.Path | None, task: str 
     """The run of a TextModel's `.keras` file. Raises as `load_file`, and for a model of another class."""
     model = load_file(path, compile=False, task=task)
     if not hasattr(model, "as_run"):
+        other = f" ({other})" if (other := checkpoints.describe(path)) else ""
         raise BertKerasError(
-            f"{path} holds a {type(model).__name__}, and a run is a TextModel; give a file that a model of bert_keras wrote, "
-            "such as bert_keras.classifier, or the folder of a run."
+            f"{path} holds a {type(model).__name__}, and a run is a TextModel{other}; give a file that a model of bert_keras "
+            "wrote, such as bert_keras.classifier, or the folder of a run."
         )
     run: Run = model.as_run(path)
     return dataclasses.replace(run, task=type(run.task).from_json(run.task.to_json(), data))
@@ -289,10 +293,7 @@ def _task_in(
     file = path / TASK_FILE
     if not is_run(path):
         check_finished(path)  # it may say more: a run whose loss diverged has no task
-        close = "" if path.exists() else did_you_mean(path)
-        raise MissingFileError(
-            f"no {TASK_FILE} in {path}{close}; give the folder that `bert-keras finetune --output` wrote."
-        )
+        raise checkpoints.missing_run(path)
     kinds = {
         "kind": FieldType(
             one_of(TASKS).wanted, lambda kind: isinstance(kind, str) and (kind in TASKS or is_own(kind))

@@ -4,7 +4,6 @@ TASKS has those of this package. A user's own task is a subclass of Task in a mo
 only where the user gives this name, never because a file has it.
 """
 
-import difflib
 from typing import Any
 
 from bert_keras.errors import BertKerasError
@@ -12,6 +11,7 @@ from bert_keras.fields import flag_of
 from bert_keras.io.json_files import shortened
 from bert_keras.io.own_code import is_own, load_own, name_of
 from bert_keras.tasks.data.sources import Source
+from bert_keras.tasks.options import check_task_name
 from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.problems.fill_mask import FillMask
 from bert_keras.tasks.problems.multiple_choice import MultipleChoice
@@ -42,15 +42,8 @@ def task_type(task: str | type[Task]) -> type[Task]:
     Raises BertKerasError for an unknown name, and for a class that is no task or lacks a member.
     """
     if isinstance(task, str) and not is_own(task):
-        found = next((one for one in TASKS.values() if task in one.names), None)
-        if found is None:
-            known = [name for one in TASKS.values() for name in one.names]
-            close = difflib.get_close_matches(task, known, 1)
-            mean = f": did you mean {close[0]}" if close else ""
-            raise BertKerasError(
-                f"no task named {task!r}{mean}; the tasks are {', '.join(known)}, or MODULE:CLASS for one of your own."
-            )
-        return found
+        check_task_name(task)
+        return next(one for one in TASKS.values() if task in one.names)
     made = load_own(task, given="--task") if isinstance(task, str) else task
     if not (isinstance(made, type) and Task in made.__mro__):
         raise BertKerasError(f"{task} is no subclass of bert_keras.Task; give the class of a task.")

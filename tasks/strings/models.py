@@ -369,8 +369,9 @@ def _load_own(path: str | pathlib.Path) -> Run:
     except MissingFileError as error:
         if not to_path(path).is_dir():
             raise
+        other = f": {other}" if (other := checkpoints.describe(to_path(path))) else ""
         raise MissingFileError(
-            f"{path} is no .keras file, no run, no exported model and no checkpoint; give one of them."
+            f"{path} is no .keras file, no run, no exported model and no checkpoint{other or '; give one of them'}."
         ) from error
 
 
