@@ -144,7 +144,9 @@ class Hparams(StepSettings):
         1.0, help="each layer's learning rate, as a fraction of the layer above", over=0, at_most=1
     )
     schedule: str = setting(
-        "linear", help="schedule of the learning rate", choices=("linear", "slanted_triangular")
+        "linear",
+        help="schedule of the learning rate",
+        choices=("linear", "linear_after_warmup", "slanted_triangular"),
     )
     unfreeze: str | None = setting(
         None, help="epoch e, from 1 on, trains the head and the top e blocks", choices=("gradual",)

@@ -134,7 +134,7 @@ def test_ulmfit_settings_reach_the_optimizer(place):
     [
         ({"layer_decay": 0.0}, "layer_decay is 0.0; .* must be a finite number over 0 and at most 1"),
         ({"layer_decay": 2.6}, "layer_decay is 2.6"),
-        ({"schedule": "cosine"}, "schedule must be one of linear, slanted_triangular"),
+        ({"schedule": "cosine"}, "schedule must be one of linear, linear_after_warmup, slanted_triangular"),
         ({"unfreeze": "all"}, "unfreeze is 'all'; unfreeze must be one of gradual"),
         ({"unfreeze": "gradual", "freeze": "encoder"}, "must be None if freeze is set"),
         ({"lora_rank": 0}, "lora_rank is 0"),
