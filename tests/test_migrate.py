@@ -125,6 +125,12 @@ def test_our_code_runs(there, forked_answers, capfd):
     assert all(text in sentence for text in after[6]["found"]["entity_text"][0])
     assert "[MASK]" not in after[7]["filled"]["filled"][0]
     assert np.linalg.norm(names["vectors"], axis=1) == pytest.approx(np.ones(2), abs=1e-5)
+    (settings,) = re.findall(r"```python\n(classifier\.compile\(.*\)\n)```", JOBS)
+    exec(settings + "classifier.fit(texts, labels)", after[4])
+    assert (
+        after[4]["classifier"].optimizer.bias_correction
+        and after[4]["classifier"].optimizer.clip_norm is None
+    )
     again = after[9]["classifier"].predict(["a warm film"], verbose=0)["probabilities"]
     np.testing.assert_allclose(again, after[3]["answer"]["probabilities"], atol=1e-6)
     assert (there / "served/classifier/1/saved_model.pb").is_file()
