@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # editors and type checkers read these lines; they do not run
     from bert_keras.optimization.optimizers import LAMB, AdamW
     from bert_keras.optimization.pretrainers import ElectraPretrainer, Pretrainer
     from bert_keras.optimization.replicas import without_autotuning
-    from bert_keras.optimization.schedules import SlantedTriangular, WarmupLinearDecay
+    from bert_keras.optimization.schedules import LinearAfterWarmup, SlantedTriangular, WarmupLinearDecay
     from bert_keras.savedmodels.export import export
     from bert_keras.tasks.strings.models import (
         chooser,
@@ -79,6 +79,7 @@ __all__ = [
     "HubLayer",
     "LayerMix",
     "LeftToRight",
+    "LinearAfterWarmup",
     "MaskedLM",
     "MaskedLMHead",
     "Masking",
@@ -147,7 +148,7 @@ _HOMES = {
     ),
     "bert_keras.optimization.pretrainers": ("ElectraPretrainer", "Pretrainer"),
     "bert_keras.optimization.replicas": ("without_autotuning",),
-    "bert_keras.optimization.schedules": ("SlantedTriangular", "WarmupLinearDecay"),
+    "bert_keras.optimization.schedules": ("LinearAfterWarmup", "SlantedTriangular", "WarmupLinearDecay"),
     "bert_keras.optimization.losses": ("GlobalMean", "cross_entropy", "squared_error"),
     "bert_keras.optimization.optimizers": ("AdamW", "LAMB"),
     "bert_keras.checkpoints": ("load_encoder", "load_tokenizer"),
@@ -175,7 +176,13 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
-        raise AttributeError(f"module 'bert_keras' has no attribute {name!r}; it has {', '.join(__all__)}.")
+        from bert_keras.io.other_names import our_name
+
+        ours = our_name(name)
+        there = (
+            f"bert_keras.{ours} takes its place: docs/migrate.md" if ours else f"it has {', '.join(__all__)}"
+        )
+        raise AttributeError(f"module 'bert_keras' has no attribute {name!r}; {there}.")
     return getattr(importlib.import_module(_HOME_OF[name]), name)
 
 

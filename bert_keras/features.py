@@ -69,7 +69,7 @@ def check_names(inputs: Collection[str]) -> None:
         if missing == [INPUT_TYPE_IDS] or len(renamed) == 2
         else ""
     )
-    named = f"; Hugging Face's {', '.join(renamed)}" if renamed else ""
+    named = f"; docs/migrate.md: transformers' {', '.join(renamed)}" if renamed else ""
     raise BertKerasError(
         f"the inputs are {', '.join(inputs) or 'none'}; an encoder reads {', '.join(ENCODER_INPUTS)}{named}{zeros}."
     )

@@ -51,7 +51,7 @@ SECTIONS = {
     ),
     "Heads": (*bert_keras.model.registered.CLASSES["bert_keras.model.heads"], "CRF"),
     "Training": (
-        *("AdamW", "LAMB", "WarmupLinearDecay", "SlantedTriangular"),
+        *("AdamW", "LAMB", "WarmupLinearDecay", "LinearAfterWarmup", "SlantedTriangular"),
         *("GlobalMean", "cross_entropy", "squared_error", "crf_loss"),
     ),
     "Pre-training": (

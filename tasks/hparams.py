@@ -86,7 +86,7 @@ class Hparams(StepSettings):
     weight_decay: float = setting(
         0.01, help="decay of kernels; biases and LayerNorm are never decayed", at_least=0
     )
-    clip_norm: float = setting(1.0, help="global norm that gradients are clipped to", over=0)
+    clip_norm: float | None = setting(1.0, help="global norm that gradients are clipped to, or none", over=0)
     seq_length: int = like(
         BertConfig, "max_positions", default=128, help="longest sequence in tokens, including special tokens"
     )
@@ -144,7 +144,9 @@ class Hparams(StepSettings):
         1.0, help="each layer's learning rate, as a fraction of the layer above", over=0, at_most=1
     )
     schedule: str = setting(
-        "linear", help="schedule of the learning rate", choices=("linear", "slanted_triangular")
+        "linear",
+        help="schedule of the learning rate",
+        choices=("linear", "linear_after_warmup", "slanted_triangular"),
     )
     unfreeze: str | None = setting(
         None, help="epoch e, from 1 on, trains the head and the top e blocks", choices=("gradual",)
@@ -278,9 +280,7 @@ class PretrainHparams(StepSettings):
     optimizer: str = setting("adamw", help="the optimizer", choices=("adamw", "lamb"))
     warmup_proportion: float = like(Hparams, "warmup_proportion", default=0.01)
     weight_decay: float = like(Hparams, "weight_decay")
-    clip_norm: float | None = like(
-        Hparams, "clip_norm", help="global norm that gradients are clipped to, or none"
-    )
+    clip_norm: float | None = like(Hparams, "clip_norm")
     beta_2: float = setting(0.999, help="decay of Adam's second moment", at_least=0, below=1)
     bias_correction: bool = like(Hparams, "bias_correction")
     phases: tuple[tuple[int, float], ...] = setting(

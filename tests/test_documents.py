@@ -23,7 +23,7 @@ DOCUMENTS = [
 ]
 # The documents whose Python another test runs, and that test's file.
 RUN_ELSEWHERE = {
-    "docs/coming_from.md": "test_coming_from.py",
+    "docs/migrate.md": "test_migrate.py",
     "docs/features.md": "test_frozen_features.py",
     "docs/scale.md": "test_multiworker.py",
     "docs/text_models.md": "test_text_models.py",

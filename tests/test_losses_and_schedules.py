@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
 from bert_keras.optimization.losses import GlobalMean, binary_cross_entropy, cross_entropy, squared_error
-from bert_keras.optimization.schedules import SlantedTriangular, WarmupLinearDecay
+from bert_keras.optimization.schedules import LinearAfterWarmup, SlantedTriangular, WarmupLinearDecay
 
 
 def test_schedule():
@@ -17,6 +17,19 @@ def test_schedule():
     rates = {0: 0.0, 1: 1e-4, 9: 9e-4, 10: 9e-4, 50: 5e-4, 99: 1e-5, 100: 0.0, 101: 0.0}
     np.testing.assert_allclose([float(schedule(step)) for step in rates], list(rates.values()), atol=1e-9)
     assert float(WarmupLinearDecay(1e-3, total_steps=10, warmup_steps=0)(0)) == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "rates"),
+    [
+        (20, {0: 0.0, 5: 2.5e-4, 20: 1e-3, 60: 5e-4, 99: 1.25e-5, 100: 0.0, 101: 0.0}),
+        (0, {0: 1e-3, 50: 5e-4, 100: 0.0}),
+        (100, {50: 5e-4, 100: 1e-3, 101: 0.0}),
+    ],
+)
+def test_a_decay_that_counts_from_the_end_of_the_warmup(warmup, rates):
+    schedule = LinearAfterWarmup(1e-3, total_steps=100, warmup_steps=warmup)
+    np.testing.assert_allclose([float(schedule(step)) for step in rates], list(rates.values()), atol=1e-9)
 
 
 def test_slanted_triangular_schedule():

@@ -11,6 +11,7 @@ from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.features import ENCODER_INPUTS
 from bert_keras.model.encoder import BertEncoder
+from bert_keras.model.layers import Embeddings
 from bert_keras.optimization.losses import GlobalMean, cross_entropy
 from bert_keras.optimization.optimizers import LAMB, AdamW, depths
 from bert_keras.optimization.schedules import WarmupLinearDecay
@@ -161,6 +162,29 @@ def test_gradients_in_slices(clip_norm, compiled):
         assert wrap(lambda: step(sparse, ours, lambda table: tf.gather(table, [1, 3, 1])))()
         assert not wrap(lambda: step(dense, same, lambda table: tf.one_hot([1, 3, 1], 4) @ table))()
     np.testing.assert_allclose(ours[0].numpy(), same[0].numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_optimizers_of_keras_get_one_gradient_for_a_repeated_token(compiled):
+    """Adam's first update is the rate, wherever the gradient is not 0; of slices that are squared apart, it is larger."""
+    embeddings = Embeddings(dataclasses.replace(TINY, hidden_dropout=0.0))
+    embeddings.build()
+    tables = [embeddings.word_embeddings, embeddings.type_embeddings]
+    before = [table.numpy() for table in tables]
+    ids, factors = np.array([[1, 3, 1, 1]]), keras.random.normal((1, 4, TINY.hidden_size), seed=1)
+    optimizer = keras.optimizers.Adam(0.1)
+    optimizer.build(tables)
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(embeddings(ids, np.zeros_like(ids)) * factors)
+        optimizer.apply(tape.gradient(loss, [table.value for table in tables]))
+
+    (tf.function(step) if compiled else step)()
+    for table, old, rows in zip(tables, before, ([1, 3], [0]), strict=True):
+        wanted = np.zeros_like(old)
+        wanted[rows] = 0.1
+        np.testing.assert_allclose(np.abs(table.numpy() - old), wanted, atol=1e-3)
 
 
 def test_clipping_is_by_the_norm_of_all_gradients():

@@ -112,14 +112,19 @@ def test_gradual_unfreezing(place):
 
 
 def test_ulmfit_settings_reach_the_optimizer(place):
-    hparams = dataclasses.replace(
-        QUICK, layer_decay=0.5, schedule="slanted_triangular", bias_correction=True, warmup_proportion=0.25
-    )
+    changes = {
+        "layer_decay": 0.5,
+        "schedule": "slanted_triangular",
+        "bias_correction": True,
+        "clip_norm": None,
+    }
+    hparams = dataclasses.replace(QUICK, warmup_proportion=0.25, **changes)
     source = checkpoints.read(place / "checkpoint")
     how = {"total_steps": 40, "keep_head": False, "log": lambda line: None}
     model = _compiled_model(TextClassification.open("sst2"), source, hparams, **how)
     optimizer = model.optimizer
     assert (optimizer.layer_decay, optimizer.bias_correction, optimizer.gradual) == (0.5, True, False)
+    assert optimizer.clip_norm is None
     factors = {
         v.path.split("/")[-1 if "emb" in v.path else 0]: optimizer.rate_factor(v)
         for v in model.trainable_variables
@@ -134,7 +139,7 @@ def test_ulmfit_settings_reach_the_optimizer(place):
     [
         ({"layer_decay": 0.0}, "layer_decay is 0.0; .* must be a finite number over 0 and at most 1"),
         ({"layer_decay": 2.6}, "layer_decay is 2.6"),
-        ({"schedule": "cosine"}, "schedule must be one of linear, slanted_triangular"),
+        ({"schedule": "cosine"}, "schedule must be one of linear, linear_after_warmup, slanted_triangular"),
         ({"unfreeze": "all"}, "unfreeze is 'all'; unfreeze must be one of gradual"),
         ({"unfreeze": "gradual", "freeze": "encoder"}, "must be None if freeze is set"),
         ({"lora_rank": 0}, "lora_rank is 0"),

@@ -45,6 +45,15 @@ def on_tensorflow() -> bool:
     return keras.backend.backend() == "tensorflow"
 
 
+def look_up(table: Any, ids: Any) -> Any:
+    """The rows of a table at ids: float [V, E], int32 [...] -> float [..., E].
+
+    The reshape makes the table's gradient one tensor. That of a lookup alone is slices, in which a row may repeat, and Keras'
+    optimizers square the slices before they sum them.
+    """
+    return ops.take(ops.reshape(table, table.shape), ids, axis=0)
+
+
 # The activations and `layer_norm` take `training`: True uses a gradient that needs less memory.
 
 

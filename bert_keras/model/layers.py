@@ -21,6 +21,7 @@ from bert_keras.model.kernels import (
     drop_padding,
     dropout,
     layer_norm,
+    look_up,
     reshape_like,
     restore_padding,
     swap_heads,
@@ -204,15 +205,14 @@ class Embeddings(keras.layers.Layer):
     def call(self, word_ids: Any, type_ids: Any, training: bool = False) -> Any:
         """`word_ids`, `type_ids`: int32 [B, S] -> float [B, S, H]."""
         length = ops.shape(word_ids)[1]
-        words = ops.take(self.word_embeddings, word_ids, axis=0)
-        start = self.config.position_offset
+        words = look_up(self.word_embeddings, word_ids)
         # `slice` raises where the length is known at run time only and too long; indexing would clip in silence.
         table = ops.convert_to_tensor(self.position_embeddings)
-        positions = ops.slice(table, (start, 0), (length, self.config.embedding_width))
+        positions = ops.slice(table, (self.config.position_offset, 0), (length, self.config.embedding_width))
         if self.config.has_types:
             # A pair's type ids are 0 and 1, and RoBERTa has one type: looked up, 1 would be an error on CPU and zeros on GPU.
             alone = self.config.type_vocab_size == 1
-            words += self.type_embeddings[0] if alone else ops.take(self.type_embeddings, type_ids, axis=0)
+            words += self.type_embeddings[0] if alone else look_up(self.type_embeddings, type_ids)
         summed = ops.cast(words + ops.expand_dims(positions, 0), self.compute_dtype)
         embedded = self.dropout(self.norm(summed), training=training)
         return embedded if self.projection is None else self.projection(embedded)

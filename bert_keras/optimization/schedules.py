@@ -38,7 +38,23 @@ class WarmupLinearDecay(keras.optimizers.schedules.LearningRateSchedule):
 
 
 @keras.saving.register_keras_serializable("bert_keras")
-class SlantedTriangular(WarmupLinearDecay):
+class LinearAfterWarmup(WarmupLinearDecay):
+    """Linear warm-up to `peak`, then linear decay to 0, counted from the end of the warm-up.
+
+    As `create_optimizer` and `Trainer` of transformers; WarmupLinearDecay explains the arguments.
+
+        rate = peak * t / warmup if t < warmup, else peak * (1 - (t - warmup) / (total - warmup))
+    """
+
+    def __call__(self, step: Any) -> Any:
+        step, warmup = ops.cast(step, "float32"), self.warmup_steps
+        rising = step / max(1, warmup)
+        falling = 1.0 - (step - warmup) / max(1, self.total_steps - warmup)
+        return self.peak * ops.where(step < warmup, rising, ops.maximum(0.0, falling))
+
+
+@keras.saving.register_keras_serializable("bert_keras")
+class SlantedTriangular(LinearAfterWarmup):
     """Linear rise from `peak` / `ratio` to `peak`, then linear fall back (Howard and Ruder 2018, sec. 3.2).
 
     peak, total_steps, warmup_steps: as in WarmupLinearDecay. The paper calls total_steps T and warmup_steps cut; its cut_frac,
@@ -50,15 +66,12 @@ class SlantedTriangular(WarmupLinearDecay):
     ratio = 32  # the paper's
 
     def __call__(self, step: Any) -> Any:
-        step, cut = ops.cast(step, "float32"), self.warmup_steps
-        rising = step / max(1, cut)
-        falling = 1.0 - (step - cut) / max(1, self.total_steps - cut)
-        fraction = ops.where(step < cut, rising, ops.maximum(0.0, falling))
-        return self.peak * (1.0 + fraction * (self.ratio - 1)) / self.ratio
+        return (self.peak + super().__call__(step) * (self.ratio - 1)) / self.ratio
 
 
 # Hparams.schedule repeats these names, because flags must not import Keras. Pre-training has WarmupLinearDecay alone.
 SCHEDULES: dict[str, type[WarmupLinearDecay]] = {
     "linear": WarmupLinearDecay,
+    "linear_after_warmup": LinearAfterWarmup,
     "slanted_triangular": SlantedTriangular,
 }
