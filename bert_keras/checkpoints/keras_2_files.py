@@ -18,7 +18,7 @@ from bert_keras.checkpoints.hugging_face_tokenizer import read_tokenizer
 from bert_keras.checkpoints.tensorflow import load_config
 from bert_keras.checkpoints.tensorflow_classes import TF_H5, open_h5
 from bert_keras.config import BertConfig
-from bert_keras.errors import BertKerasError
+from bert_keras.errors import BertKerasError, first_names
 
 _KERAS_HUB = "model.weights.h5"
 
@@ -92,10 +92,14 @@ _WORDS = {name: table["embeddings/word_embeddings"] for name, table in _TABLES.i
 
 
 def _find(path: pathlib.Path) -> pathlib.Path | None:
-    """A file of one of the two libraries, or the only one in a folder."""
+    """A file of one of the two libraries, or the only one in a folder. Raises BertKerasError for a folder with several."""
     files = [path] if path.is_file() else sorted(path.glob("*.h5"))
     found = [file for file in files if file.name not in (TF_H5, _KERAS_HUB) and _library_of(file)]
-    return found[0] if len(found) == 1 else None
+    if len(found) > 1:
+        raise BertKerasError(
+            f"{path} has {first_names([file.name for file in found], 3)}; give one of the files."
+        )
+    return found[0] if found else None
 
 
 def _library_of(file: pathlib.Path) -> str:

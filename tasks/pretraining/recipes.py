@@ -116,18 +116,16 @@ NOT_SETTINGS = ("pieces", "masking")  # fields of an objective that follow from 
 def _own_settings(objective: type) -> type:
     # Without the modules that only type checkers import.
     hints = typing.get_type_hints(objective, localns={"Pieces": object})
+    own = [field for field in dataclasses.fields(objective) if field.name not in (*FIELDS, *NOT_SETTINGS)]
+    if lacking := [field for field in own if field.default is field.default_factory is dataclasses.MISSING]:
+        raise BertKerasError(
+            f"{objective.__name__} has a field {lacking[0].name} without a default; a field is a setting with a flag, so give it "
+            f"a default. Only {' and '.join(NOT_SETTINGS)}, and settings of the training, are filled in by name."
+        )
     fields = [
         (field.name, hints[field.name], dataclasses.field(default=field.default, metadata=field.metadata))
-        for field in dataclasses.fields(objective)
-        if field.name not in (*FIELDS, *NOT_SETTINGS)
+        for field in own
     ]
-    if lacking := [
-        name for name, _, own in fields if own.default is own.default_factory is dataclasses.MISSING
-    ]:
-        raise BertKerasError(
-            f"{objective.__name__} has a field {lacking[0]} without a default; a field is a setting with a flag, so give it a "
-            f"default. Only {' and '.join(NOT_SETTINGS)}, and settings of the training, are filled in by name."
-        )
     return dataclasses.make_dataclass(objective.__name__, fields, bases=(Checked,), frozen=True, kw_only=True)
 
 
