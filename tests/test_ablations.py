@@ -16,6 +16,7 @@ from bert_keras.tasks.pretraining.recipes import RECIPES, Recipe
 from bert_keras.tasks.problems.question_answering import QuestionAnswering
 from bert_keras.tasks.study import ablations, grid
 from bert_keras.tasks.study.ablations import compared, run_ablation
+from bert_keras.tasks.study.chosen_rows import recipe_of, recipes_of
 from bert_keras.tasks.study.comparison import UNIGRAMS, comparison_json, comparison_tables
 from bert_keras.tasks.study.grid import Outcome
 from bert_keras.tasks.study.report import COMMONEST
@@ -177,14 +178,14 @@ def test_a_batch_that_replicas_do_not_divide(tmp_path, small, monkeypatch):
 
 def recipes(name, scale, changes=None):
     """The recipes of the rows of an ablation."""
-    return [ablations._recipe(row, SCALES[scale], changes or {}) for row in SCALES[scale].rows[name]]
+    return [recipe_of(row, SCALES[scale], changes or {}) for row in SCALES[scale].rows[name]]
 
 
 def test_settings_of_masks_are_for_the_rows_with_masks():
     left_to_right, masked = (Row(name="a", recipe=name) for name in ("ltr-no-nsp", "bert-no-nsp"))
     changes = {"share": 0.3, "steps": 5}
     for row, share in ((left_to_right, 0.15), (masked, 0.3)):
-        recipe = ablations._recipe(row, SCALES["small"], changes)
+        recipe = recipe_of(row, SCALES["small"], changes)
         assert recipe.masking(64).share == share and recipe.hparams.steps == 5
 
 
@@ -229,7 +230,7 @@ def test_every_row_is_a_recipe_and_has_its_figures(name, scale):
     rows, ablation = SCALES[scale].rows[name], ABLATIONS[name]
     assert len({row.name for row in rows}) == len(rows)
     for row in rows:
-        recipe = ablations._recipe(row, SCALES[scale], {})
+        recipe = recipe_of(row, SCALES[scale], {})
         assert recipe.hparams.steps > 0 and row.recipe in RECIPES
         assert row.weights is None or row.weights in [one.name for one in rows]
     for task, figures in ablation.figures.items():
@@ -240,7 +241,7 @@ def test_every_row_is_a_recipe_and_has_its_figures(name, scale):
 def test_a_setting_of_the_scale_is_left_out_where_the_sampler_has_none():
     row = Row(name="own", recipe="bert-no-nsp", settings={"sampler": "full_sentences"})
     assert SCALES["small"].pretraining["strict"]
-    assert not ablations._recipes([row], SCALES["small"], {})["own"].sampling().strict
+    assert not recipes_of([row], SCALES["small"], {})["own"].sampling().strict
 
 
 def test_settings_reach_the_pre_training():

@@ -32,7 +32,7 @@ from bert_keras.tasks.pretraining.unfinished import read_unfinished
 from bert_keras.tasks.runs.run_folder import evaluate, load_run
 from bert_keras.tasks.runs.task_types import open_task
 from bert_keras.tasks.strings.text_batches import Weighted, labels_in, make_class_weights
-from bert_keras.tasks.study.own_rows import chosen_rows
+from bert_keras.tasks.study.chosen_rows import chosen_rows
 from bert_keras.tasks.study.rows import SCALES, Row
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")

@@ -32,10 +32,9 @@ from bert_keras.tasks.devices.workers import Workers, reports_lost_workers
 from bert_keras.tasks.finetuning.examples import check_fits
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.frozen.row_vectors import check_feature_based
-from bert_keras.tasks.hparams import FEATURE_RATE, STRICT, Hparams, hparams_of
+from bert_keras.tasks.hparams import FEATURE_RATE, Hparams, hparams_of
 from bert_keras.tasks.options import AblationOptions
 from bert_keras.tasks.pretraining.corpus import Document, HashSplit, digest_documents
-from bert_keras.tasks.pretraining.model import unread_settings
 from bert_keras.tasks.pretraining.monitor import BASELINES, HELD_OUT, SNAPSHOTS
 from bert_keras.tasks.pretraining.pretrain import (
     Pretraining,
@@ -43,12 +42,12 @@ from bert_keras.tasks.pretraining.pretrain import (
     fingerprint_of_pretraining,
     pretrain,
 )
-from bert_keras.tasks.pretraining.recipes import Recipe, recipe_named
+from bert_keras.tasks.pretraining.recipes import Recipe
 from bert_keras.tasks.pretraining.samplers import sampler_of
 from bert_keras.tasks.study import grid, work
+from bert_keras.tasks.study.chosen_rows import chosen_rows, folder_name, recipes_of
 from bert_keras.tasks.study.comparison import Comparison, compare, write_comparison
 from bert_keras.tasks.study.grid import Cell, Outcome, Study
-from bert_keras.tasks.study.own_rows import chosen_rows, folder_name
 from bert_keras.tasks.study.report import COMMONEST
 from bert_keras.tasks.study.rows import (
     ABLATIONS,
@@ -364,7 +363,7 @@ def plan_ablation(
         table=table,
         rows=of_study,
         tasks=_open_tasks(tasks or _tasks_with_data(chosen.tasks[name], data), data, chosen),
-        recipes=_recipes({row.name: row for row in (*table, *of_study)}.values(), chosen, changes),
+        recipes=recipes_of({row.name: row for row in (*table, *of_study)}.values(), chosen, changes),
         given=dict(finetuning or {}),
         seeds=range(first, first + (chosen.restarts if restarts is None else restarts)),
         pretrainings=pretrainings,
@@ -395,33 +394,6 @@ def _open_tasks(names: Sequence[str], data: Mapping[str, Source], scale: Scale) 
     check_once("tasks", names)
     grid.check_used(data, plain.values())
     return {name: grid.opened(one, data, **scale.options.get(one, {})) for name, one in plain.items()}
-
-
-def _recipes(rows: Iterable[Row], scale: Scale, changes: Mapping[str, Any]) -> dict[str, Recipe]:
-    """The recipe of each row's own pre-training, by its name. Raises BertKerasError for a change that none of them reads."""
-    recipes = {row.name: _recipe(row, scale, changes) for row in rows if row.weights is None}
-    # A recipe leaves out what its objectives do not read. seq_length has become phases.
-    read = {"seq_length", *(name for recipe in recipes.values() for name in recipe.changes)}
-    if unread := [name for name in changes if name not in read]:
-        raise BertKerasError(f"no pre-training of this ablation reads {unread[0]}; leave {unread[0]} out.")
-    return recipes
-
-
-def _recipe(row: Row, scale: Scale, changes: Mapping[str, Any]) -> Recipe:
-    recipe = recipe_named(row.recipe)
-    own = {**recipe.settings, **recipe.changes, **row.settings, **changes}
-    settings = {**scale.pretraining, **row.settings, **changes}
-    if own.get("sampler", STRICT[0]) not in STRICT and "strict" not in own:
-        settings.pop("strict", None)  # of the scale, for the samplers that have it
-    # A length and phases contradict each other: the given one replaces that of the scale or the row.
-    for given, other in (("phases", "seq_length"), ("seq_length", "phases")):
-        if given in changes and other not in changes:
-            settings.pop(other, None)
-    recipe = recipe.changed(**settings)
-    unread = {*unread_settings(recipe)} & {*changes}  # of the objectives of other rows
-    return dataclasses.replace(
-        recipe, changes={name: value for name, value in recipe.changes.items() if name not in unread}
-    )
 
 
 def compared(

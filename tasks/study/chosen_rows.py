@@ -1,12 +1,15 @@
-"""The rows that a study runs: those of a table and recipes, by name, and a user's own Row or Recipe, by MODULE:NAME."""
+"""The rows that a study runs, and their pre-trainings: rows of a table and recipes, by name, a user's own by MODULE:NAME."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from bert_keras.errors import BertKerasError
 from bert_keras.io.own_code import is_own, load_own
-from bert_keras.tasks.pretraining.recipes import RECIPES, Recipe
-from bert_keras.tasks.study.rows import CONTROL, Row, check_once
+from bert_keras.tasks.hparams import STRICT
+from bert_keras.tasks.pretraining.model import unread_settings
+from bert_keras.tasks.pretraining.recipes import RECIPES, Recipe, recipe_named
+from bert_keras.tasks.study.rows import CONTROL, Row, Scale, check_once
 
 
 def folder_name(row: str) -> str:
@@ -61,3 +64,31 @@ def _own_row(name: str) -> Row:
             f"--rows {name} is {type(found).__name__}; give a Row (bert_keras.tasks.study.rows) or a Recipe."
         )
     return found
+
+
+def recipes_of(rows: Iterable[Row], scale: Scale, changes: Mapping[str, Any]) -> dict[str, Recipe]:
+    """The recipe of each row's own pre-training, by its name. Raises BertKerasError for a change that none of them reads."""
+    recipes = {row.name: recipe_of(row, scale, changes) for row in rows if row.weights is None}
+    # A recipe leaves out what its objectives do not read. seq_length has become phases.
+    read = {"seq_length", *(name for recipe in recipes.values() for name in recipe.changes)}
+    if unread := [name for name in changes if name not in read]:
+        raise BertKerasError(f"no pre-training of this ablation reads {unread[0]}; leave {unread[0]} out.")
+    return recipes
+
+
+def recipe_of(row: Row, scale: Scale, changes: Mapping[str, Any]) -> Recipe:
+    """The recipe of a row's own pre-training. changes: the user's settings, which override those of the scale and the row."""
+    recipe = recipe_named(row.recipe)
+    own = {**recipe.settings, **recipe.changes, **row.settings, **changes}
+    settings = {**scale.pretraining, **row.settings, **changes}
+    if own.get("sampler", STRICT[0]) not in STRICT and "strict" not in own:
+        settings.pop("strict", None)  # of the scale, for the samplers that have it
+    # A length and phases contradict each other: the given one replaces that of the scale or the row.
+    for given, other in (("phases", "seq_length"), ("seq_length", "phases")):
+        if given in changes and other not in changes:
+            settings.pop(other, None)
+    recipe = recipe.changed(**settings)
+    unread = {*unread_settings(recipe)} & {*changes}  # of the objectives of other rows
+    return dataclasses.replace(
+        recipe, changes={name: value for name, value in recipe.changes.items() if name not in unread}
+    )
