@@ -140,6 +140,15 @@ def test_settings_that_cannot_work(tags, settings, words):
         bk.CRF(tags, **settings)
 
 
+def test_emissions_of_another_width_are_refused_when_the_model_is_made():
+    states = keras.Input((None, 16))
+    for given in (states, np.zeros((1, 2, 16), "float32")):
+        with pytest.raises(
+            ValueError, match=r"16 columns and has 9 tags; put keras.layers.Dense\(9\) before it"
+        ):
+            bk.CRF(9)(given)
+
+
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
 @pytest.mark.parametrize("policy", ["bfloat16", "mixed_bfloat16", "float32"])
 def test_numbers_are_float32_and_a_file_brings_the_layer_back(policy, tmp_path):

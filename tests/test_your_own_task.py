@@ -86,11 +86,11 @@ def test_the_documented_objective_is_planned_with_its_settings(reader):
 def test_the_documented_row_stands_in_a_study(reader, capfd):
     small_tasks.write_documents(reader / "documents")
     runs.write_data(reader / "sst2", "sst2", count=16)
-    command = ["ablate", "tasks", "--rows", "BERT", "lengths:ROW", "--restarts", "2", "--dry-run"]
+    command = ["ablate", "tasks", "--rows", "BERT", "lengths:RECIPE", "--restarts", "2", "--dry-run"]
     command += ["--text", "documents/text.txt", "--vocab", "checkpoint/vocab.txt", "--output", "out"]
     code, out, err = runs.run_command(capfd, *command, "--data", "sst2=sst2")
     assert code == 0, err
-    trainings = [f"{row}: {part}" for row in ("BERT", "lengths") for part in ("pre-training", "sst2")]
+    trainings = [f"{row}: {part}" for row in ("BERT", "lengths:RECIPE") for part in ("pre-training", "sst2")]
     assert all(one in out for one in trainings) and "mrpc" not in out and not (reader / "out").exists()
 
 

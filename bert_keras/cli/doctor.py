@@ -62,7 +62,8 @@ _VARIABLES = (
     "HTTPS_PROXY",
     "ALL_PROXY",
 )
-_NO_EXTRAS = ("", "dev", "test", "parity", "model-garden")  # for work on this package
+# For work on this package; `gpu` asks for an extra of TensorFlow, whose GPUs have a row.
+_NO_EXTRAS = ("", "dev", "test", "parity", "model-garden", "gpu")
 
 
 class Row(NamedTuple):

@@ -78,7 +78,8 @@ class CRF(keras.layers.Layer):
         self.built = True
 
     def call(self, emissions: Any) -> Any:
-        """Float [B, S, C] -> potentials float32 [B, S + 2 + C, C]."""
+        """Float [B, S, C] -> potentials float32 [B, S + 2 + C, C]. Raises BertKerasError for another number of columns."""
+        self._check_columns(emissions.shape)
         rows = ops.concatenate([self.start[None], self.end[None], self.transitions + 0.0])
         table = self.scale * rows + ops.cast(self._penalties, rows.dtype)
         every = ops.broadcast_to(table, (ops.shape(emissions)[0], 2 + self.count, self.count))
@@ -86,7 +87,15 @@ class CRF(keras.layers.Layer):
 
     def compute_output_shape(self, emissions_shape: Any) -> tuple[Any, ...]:
         batch, length, count = emissions_shape
+        self._check_columns(emissions_shape)
         return (batch, length and length + 2 + count, count)
+
+    def _check_columns(self, shape: Sequence[int | None]) -> None:
+        if shape[-1] not in (None, self.count):
+            raise BertKerasError(
+                f"{self.name} got {shape[-1]} columns and has {self.count} tags; put keras.layers.Dense({self.count}) "
+                "before it, which tensorflow-addons' layer holds inside."
+            )
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
         """None: potentials have more rows than a mask."""
