@@ -5,6 +5,7 @@ One folder stands for the reader's: it holds what the documents name, as small a
 
 import importlib.util
 import os
+import pathlib
 import re
 import shlex
 import sys
@@ -13,6 +14,7 @@ import keras
 import pytest
 import runs
 import tensorflow as tf
+from test_hub_layer import Lengths, saved
 
 from bert_keras.cli.main import parser
 
@@ -240,7 +242,14 @@ def test_python_runs(document, reader, capfd):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")  # Keras' own
-def test_the_python_of_serving_and_hub_runs(reader, capfd):
+def test_the_python_of_serving_and_hub_runs(reader, capfd, monkeypatch):
+    addresses = []
+
+    def find_module(address):  # of a text module, which is not downloaded here
+        addresses.append(address)
+        return pathlib.Path(saved(Lengths(), reader / "nnlm", tf.TensorSpec([None], tf.string)))
+
+    monkeypatch.setattr("bert_keras.model.tensorflow_layers.find_module", find_module)
     exported = ["finetune --task sst2 --data glue/SST-2 --checkpoint minilm --output runs/s --epochs 1"]
     exported += [
         "export --run runs/s --output served/sst2",
@@ -252,3 +261,4 @@ def test_the_python_of_serving_and_hub_runs(reader, capfd):
             assert code == 0, err[-2000:]
     assert all(gradient is not None for gradient in run_python("docs/serving.md")["gradients"])
     run_python("docs/hub.md")
+    assert addresses == ["https://tfhub.dev/google/nnlm-en-dim128/2"]
