@@ -89,7 +89,7 @@ def material(folder: pathlib.Path, checkpoint: str, data: pathlib.Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class OldSide:
-    """How our ten steps repeat an old script's.
+    """The settings by which our ten steps repeat an old script.
 
     optimizer: ours, with the numbers of theirs
     start: the folder that our side reads

@@ -1,4 +1,4 @@
-"""What two old libraries need to run today."""
+"""Changes of two old libraries, without which they do not run with the packages of today."""
 
 
 def patch_transformers():

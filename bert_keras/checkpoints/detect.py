@@ -105,7 +105,7 @@ def missing_run(path: pathlib.Path) -> MissingFileError:
 
 
 def describe_content(file: pathlib.Path) -> str:
-    """What a file is by its content, whatever its name, and what to do: an end of an error. "" where that is not known."""
+    """The end of an error: the kind of a file by its content, whatever its name, and the advice. "" where that is not known."""
     look = Look(file)
     row = next((row for row in ROWS if not row.files and row.kind != "cut" and row.test(look)), None)
     return "" if row is None else f"is {row.what}: {row.way[0]}"

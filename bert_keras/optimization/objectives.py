@@ -318,13 +318,10 @@ def label(
     labels, weights = {}, {}
     more = {} if worker_rows == ALL_ROWS else {"worker_rows": worker_rows}
     check_parts(objectives, worker_rows)
-    numbers = {
-        id(one): i
-        for i, one in enumerate(sorted(objectives, key=lambda one: type(one).__module__ != __name__))
-    }
+    ours_first = sorted(objectives, key=lambda one: type(one).__module__ != __name__)
+    numbers = {one.name: i for i, one in enumerate(ours_first)}
     for one in objectives:
-        i = numbers[id(one)]
-        own = tf.random.experimental.stateless_fold_in(tf.cast(seed, tf.int64), i)
+        own = tf.random.experimental.stateless_fold_in(tf.cast(seed, tf.int64), numbers[one.name])
         before = features
         features, labels[one.name], weights[one.name] = one.label(features, seed=own, **more)
         if MASKED_LM_POSITIONS in before and features[INPUT_WORD_IDS] is not before[INPUT_WORD_IDS]:
