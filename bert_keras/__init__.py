@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # editors and type checkers read these lines; they do not run
     from bert_keras.optimization.replicas import without_autotuning
     from bert_keras.optimization.schedules import LinearAfterWarmup, SlantedTriangular, WarmupLinearDecay
     from bert_keras.savedmodels.export import export
+    from bert_keras.tasks.report import Report
     from bert_keras.tasks.strings.models import (
         chooser,
         classifier,
@@ -52,7 +53,7 @@ if TYPE_CHECKING:  # editors and type checkers read these lines; they do not run
         tagger,
     )
     from bert_keras.tasks.strings.text_model import TextModel
-    from bert_keras.tasks.task import Data, Problem, Report, Task
+    from bert_keras.tasks.task import Data, Problem, Task
     from bert_keras.text.byte_bpe import ByteBPE
     from bert_keras.text.masking import Pieces
     from bert_keras.text.preprocessing import Preprocessor, pad_batches
@@ -153,7 +154,8 @@ _HOMES = {
     "bert_keras.optimization.optimizers": ("AdamW", "LAMB"),
     "bert_keras.checkpoints": ("load_encoder", "load_tokenizer"),
     "bert_keras.model.feature_bilstm": ("LayerMix",),
-    "bert_keras.tasks.task": ("Data", "Problem", "Report", "Task"),
+    "bert_keras.tasks.report": ("Report",),
+    "bert_keras.tasks.task": ("Data", "Problem", "Task"),
     "bert_keras.tasks.strings.text_model": ("TextModel",),
     "bert_keras.tasks.strings.models": (
         "chooser",

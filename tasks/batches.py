@@ -25,16 +25,8 @@ from bert_keras.model.kernels import packed_weights
 from bert_keras.optimization.replicas import without_autotuning
 from bert_keras.tasks.devices.strategies import in_replicas, padded_for
 from bert_keras.tasks.joined_windows import join_windows
-from bert_keras.tasks.task import (
-    Arrays,
-    Features,
-    Problem,
-    Raw,
-    Task,
-    checked_outputs,
-    graph_errors,
-    model_inputs,
-)
+from bert_keras.tasks.report import Arrays
+from bert_keras.tasks.task import Features, Problem, Raw, Task, checked_outputs, graph_errors, model_inputs
 from bert_keras.text.preprocessing import Preprocessor, own_rows, pad_batches
 
 # Batches that are sorted by length together: enough for similar lengths, few enough for random order.

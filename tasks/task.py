@@ -39,13 +39,12 @@ from bert_keras.optimization.losses import GlobalMean, cross_entropy
 from bert_keras.tasks.data.columns import read_columns
 from bert_keras.tasks.data.sources import Source
 from bert_keras.tasks.data.tables import read_examples
-from bert_keras.tasks.metrics import WHISKER, Table, cell, plain
+from bert_keras.tasks.report import Report
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
 
 Features = dict[str, tf.Tensor]
 Raw = dict[str, tf.Tensor]
-Arrays = Mapping[str, np.ndarray]  # decoded predictions or raw examples, [N, ...]
 
 PROBABILITIES, LABEL_NAMES = "probabilities", "label_names"  # decoded outputs [B, C]
 
@@ -245,61 +244,6 @@ def check_stride(reader: Any, tokenizer: Tokenizer, *, seq_length: int) -> None:
             f"doc_stride is {stride} and a window of seq_length {seq_length} has room for {most} tokens of text, so no window "
             f"can start that far after another; give {most} or less, such as {max(most // 2, 1)}, so that windows overlap."
         )
-
-
-class Report(Protocol):
-    """Measures and tables of decoded predictions.
-
-    measure: the name in `evaluate` that chooses the best epoch
-    official: the fields of a `record` that official scripts read by the ids of the examples, the first one the answer
-    """
-
-    measure: str
-    official: tuple[str, ...] = ()
-
-    @abstractmethod
-    def evaluate(self, predictions: Arrays, raw: Arrays) -> Iterator[tuple[str, float]]:
-        """Yields (name, value) from the outputs of `decode` and the raw examples."""
-        ...
-
-    def calibrate(self, predictions: Arrays, raw: Arrays) -> tuple[Self, Arrays]:
-        """Chooses numbers, such as a threshold, on a dev split; returns a task with these numbers, and its predictions.
-
-        By default it returns this task and the predictions unchanged.
-        """
-        return self, predictions
-
-    def degenerate(self, predictions: Arrays, raw: Arrays) -> str | None:
-        """The reason why a run did not learn, from the predictions of a labelled split; None if it learned.
-
-        By default a measure near 0.
-        """
-        value = dict(self.evaluate(predictions, raw))[self.measure]
-        return None if value > WHISKER else f"{self.measure} {value:.4f}"
-
-    def baseline(self, raw: Arrays) -> float:
-        """The measure of the most common answer of a labelled split, given to all its examples.
-
-        By default 0, as for entities: the most common tag is outside of them.
-        """
-        return 0.0
-
-    def record(self, decoded: Arrays) -> dict[str, Any]:
-        """The decoded arrays [...] of one example as plain JSON values, without padding."""
-        return {name: plain(value) for name, value in decoded.items()}
-
-    def show(self, example: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, str]:
-        """One row of a printed table, from an example's texts (by the names of `signature`) and its `record`."""
-        cells = {**example, **record}
-        return {name: cell(value) for name, value in cells.items()}
-
-    def about_measures(self) -> str:
-        """The rules behind the measures, for the title of their table; by default none."""
-        return ""
-
-    def report(self, predictions: Arrays, raw: Arrays) -> Iterator[Table]:
-        """Yields tables to print after the measures. By default none."""
-        return iter(())
 
 
 class Task(Data, Problem, Report, Protocol):

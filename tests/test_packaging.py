@@ -66,7 +66,10 @@ def test_wheel_holds_the_three_packages_and_nothing_else(wheel, metadata):
         if not name.startswith(f"bert_keras-{metadata['Version']}.dist-info/")
     ]
     sources = {
-        path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")
+        path.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for kind in ("*.py", "templates/*")
+        for path in (ROOT / package).rglob(kind)
     }
     linked = {name if name.startswith("bert_keras/") else f"bert_keras/{name}" for name in sources}
     assert sorted(names) == sorted({*linked, "bert_keras/py.typed"})

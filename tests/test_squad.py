@@ -23,8 +23,8 @@ from bert_keras.tasks.batches import predict
 from bert_keras.tasks.data.squad import VERSIONS
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.metrics import plain
 from bert_keras.tasks.problems.question_answering import NBEST, OFFSETS, PADDING_LOGIT, QuestionAnswering
+from bert_keras.tasks.report import plain
 from bert_keras.tasks.runs.ensemble import load_runs
 from bert_keras.tasks.runs.run_folder import Run, evaluate, load_run
 from bert_keras.tasks.task import model_inputs

@@ -26,7 +26,7 @@ from bert_keras.tasks import metrics
 from bert_keras.tasks.data import glue
 from bert_keras.tasks.data.glue import LABEL, ROWS, TextDataSet
 from bert_keras.tasks.data.sources import Source
-from bert_keras.tasks.metrics import AVERAGES, SCORES, Table, list_errors, most_confident, plain
+from bert_keras.tasks.metrics import AVERAGES, SCORES
 from bert_keras.tasks.options import ClassifierOptions, ColumnOptions, MeasureOptions
 from bert_keras.tasks.problems.class_metrics import keras_metrics
 from bert_keras.tasks.problems.label_types import (
@@ -38,11 +38,11 @@ from bert_keras.tasks.problems.label_types import (
     unknown_measure,
     usual_name,
 )
+from bert_keras.tasks.report import Arrays, Table, cell, list_errors, most_confident, plain
 from bert_keras.tasks.task import (
     LABEL_NAMES,
     POOLINGS,
     PROBABILITIES,
-    Arrays,
     Features,
     Raw,
     Task,
@@ -344,7 +344,7 @@ class TextClassification(Task):
 
     def show(self, example: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, str]:
         """The texts, and the score, the labels, or the label with its probability; and the logits that are asked for."""
-        logits = {name: metrics.cell(record[name]) for name in ("logits",) if name in record}
+        logits = {name: cell(record[name]) for name in ("logits",) if name in record}
         if self.label_type == "score":
             return {**example, SCORE: f"{record[SCORE]:.2f}"} | logits
         if self.label_type == "multi":

@@ -33,9 +33,9 @@ from bert_keras.tasks.batches import count
 from bert_keras.tasks.data.columns import read_columns
 from bert_keras.tasks.data.sources import Source, split_file
 from bert_keras.tasks.data.tables import checked_text, read_table
-from bert_keras.tasks.metrics import Table, list_errors, plain
 from bert_keras.tasks.options import FillMaskOptions
-from bert_keras.tasks.task import Arrays, Features, Raw, Task
+from bert_keras.tasks.report import Arrays, Table, list_errors, plain
+from bert_keras.tasks.task import Features, Raw, Task
 from bert_keras.text.byte_bpe import BPE_TOKENS
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.rules import MASK

@@ -24,10 +24,11 @@ from bert_keras.model.heads import ChoiceHead
 from bert_keras.tasks.data.columns import class_ids
 from bert_keras.tasks.data.sources import Source, split_file
 from bert_keras.tasks.data.tables import checked_text, column_names, get_ending, read_table
-from bert_keras.tasks.metrics import Table, accuracy, degenerate_classes, list_errors, plain
+from bert_keras.tasks.metrics import accuracy, degenerate_classes
 from bert_keras.tasks.options import TASK_DEFAULTS, ChoiceOptions
 from bert_keras.tasks.problems.class_metrics import keras_metrics
-from bert_keras.tasks.task import Arrays, Features, Raw, Task, checked_labelled
+from bert_keras.tasks.report import Arrays, Table, list_errors, plain
+from bert_keras.tasks.task import Features, Raw, Task, checked_labelled
 from bert_keras.text.preprocessing import Preprocessor
 
 CONTEXT, ENDINGS, LABEL = "context", "endings", "label"

@@ -37,7 +37,6 @@ from bert_keras.tasks.batches import count
 from bert_keras.tasks.data import squad
 from bert_keras.tasks.data.sources import Source, split_file
 from bert_keras.tasks.data.squad import ANSWER_END, ANSWER_START, ANSWERS, CONTEXT, QUESTION, VERSIONS
-from bert_keras.tasks.metrics import ERRORS_SHOWN, Table, most_confident, plain
 from bert_keras.tasks.options import TASK_DEFAULTS, SquadOptions
 from bert_keras.tasks.problems.answer_spans import (
     NBEST,
@@ -50,7 +49,8 @@ from bert_keras.tasks.problems.answer_spans import (
     best_spans,
     list_nbest,
 )
-from bert_keras.tasks.task import Arrays, Features, Raw, Task
+from bert_keras.tasks.report import ERRORS_SHOWN, Arrays, Table, most_confident, plain
+from bert_keras.tasks.task import Features, Raw, Task
 from bert_keras.text.preprocessing import Preprocessor
 
 # The logit of padding: its softmax is 0 in float32, so no answer depends on the padding of its batch. Unlike an infinity, it

@@ -31,7 +31,6 @@ from bert_keras.tasks.data import conll, spans
 from bert_keras.tasks.data.columns import list_values
 from bert_keras.tasks.data.conll import DOCSTART, OUTSIDE, SCHEMES, Corpus, Sentence
 from bert_keras.tasks.data.sources import Source, split_file
-from bert_keras.tasks.metrics import ERRORS_SHOWN, Table, plain
 from bert_keras.tasks.options import TAGGING_DEFAULTS, TaggingOptions
 from bert_keras.tasks.problems.class_metrics import keras_metrics
 from bert_keras.tasks.problems.tag_decoding import (
@@ -43,7 +42,8 @@ from bert_keras.tasks.problems.tag_decoding import (
 )
 from bert_keras.tasks.problems.tag_sentences import label_sentences, sentence_losses
 from bert_keras.tasks.problems.tagged_texts import join_words, read_tagged, tag_texts
-from bert_keras.tasks.task import Arrays, Features, Raw, Task
+from bert_keras.tasks.report import ERRORS_SHOWN, Arrays, Table, plain
+from bert_keras.tasks.task import Features, Raw, Task
 from bert_keras.text.characters import to_characters
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.words import TEXT, TOKENS, find_words, split_words, take_text

@@ -29,10 +29,11 @@ from bert_keras.tasks.devices.strategies import differ_between_replicas
 from bert_keras.tasks.frozen.row_vectors import RowVectors, fitting
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.joined_windows import call_network
+from bert_keras.tasks.report import Arrays
 from bert_keras.tasks.runs.run_folder import Run
 from bert_keras.tasks.strings import text_batches, text_model_parts
 from bert_keras.tasks.strings.text_data import get_batch_size, has_features, has_text, text_examples
-from bert_keras.tasks.task import Arrays, Features, Problem, graph_errors, with_label_names
+from bert_keras.tasks.task import Features, Problem, graph_errors, with_label_names
 from bert_keras.tasks.training.task_model import (
     check_sizes,
     encoder_of,

@@ -10,7 +10,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bert_keras.tasks.metrics import ONE_SEED, Ordering, Table, as_fractions, ordering, percent
+from bert_keras.tasks.metrics import ONE_SEED, Ordering, as_fractions, ordering, percent
+from bert_keras.tasks.report import Table
 from bert_keras.tasks.study.grid import Outcome, write_results
 from bert_keras.tasks.study.report import ADVICE, COMMONEST, PICTURE, Dot, draw
 from bert_keras.tasks.task import Task

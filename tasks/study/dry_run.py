@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from bert_keras.cli.console import duration
-from bert_keras.tasks.metrics import Table
+from bert_keras.tasks.report import Table
 from bert_keras.tasks.study.grid import Cell
 from bert_keras.tasks.study.work import Work, matrix_speed, seconds
 from bert_keras.tasks.training.loop import RESULTS_FILE

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from bert_keras.model.choices import LAYERS
-from bert_keras.tasks.metrics import Table
+from bert_keras.tasks.report import Table
 
 
 class Figure(NamedTuple):

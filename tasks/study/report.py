@@ -11,7 +11,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bert_keras.tasks.metrics import ONE_SEED, Table, percent
+from bert_keras.tasks.metrics import ONE_SEED, percent
+from bert_keras.tasks.report import Table
 from bert_keras.tasks.study.grid import Outcome, write_results
 from bert_keras.tasks.study.paper import paper_table
 

@@ -1,0 +1,149 @@
+"""Charts of tables as SVG, in the colors and the font of their page. matplotlib draws them.
+
+In: a table with title, columns, rows and the name of its chart. Out: an <svg> to put into a page. matplotlib draws in stand-in
+colors, which become the variables of the style sheet: a chart follows light and dark without a second drawing.
+"""
+
+import io
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from markupsafe import Markup, escape
+
+# A color that matplotlib draws -> the variable of style.css that takes its place.
+_STAND_INS = {
+    "#010101": "--ink",
+    "#020202": "--line",
+    "#030303": "--ground",
+    "#040404": "--quiet",
+    **{f"#0500{i:02d}": f"--series-{i}" for i in range(1, 7)},
+}
+INK, LINE, GROUND, QUIET = (f"#0{i}0{i}0{i}" for i in range(1, 5))
+SERIES = tuple(f"#0500{i:02d}" for i in range(1, 7))
+_RC: dict[Any, Any] = {
+    "svg.fonttype": "none",  # text stays text: it takes the page's font, and can be searched
+    "text.parse_math": False,  # a label may have two dollars
+    "svg.hashsalt": "bert_keras",  # equal tables have equal charts
+    "font.size": 11,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": LINE,
+    "xtick.color": QUIET,
+    "ytick.color": QUIET,
+    "grid.color": LINE,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "figure.constrained_layout.use": True,
+}
+
+
+class Drawable(Protocol):
+    """A table with its chart: the fields of `tasks.report.Table`."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    chart: str
+
+
+def _bars(axes: Any, table: Drawable) -> None:
+    """A bar for each row: the first column names it, the second is its length; a third and fourth are the ends of an interval."""
+    names, values = [str(row[0]) for row in table.rows], [row[1] for row in table.rows]
+    axes.barh(names, values, color=SERIES[0], height=0.6)
+    if len(table.columns) >= 4:
+        low, high = ([row[i] for row in table.rows] for i in (2, 3))
+        axes.hlines(names, low, high, color=INK, linewidth=2)
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel(table.columns[1])
+
+
+def _lines(axes: Any, table: Drawable) -> None:
+    """The first column runs along x; each further column is a line. None leaves a point out."""
+    for i, name in enumerate(table.columns[1:]):
+        points = [(row[0], row[i + 1]) for row in table.rows if row[i + 1] is not None]
+        if points:
+            style = ("-", "--", "-.", ":")[i // len(SERIES) % 4]
+            axes.plot(
+                *zip(*points, strict=True),
+                f"o{style}",
+                color=SERIES[i % len(SERIES)],
+                markersize=4,
+                label=name,
+            )
+    axes.set_xlabel(table.columns[0])
+    if all(isinstance(row[0], int) for row in table.rows):
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(fontsize="small")
+
+
+def _scatter(axes: Any, table: Drawable) -> None:
+    """A point for each row: the first column along x, the second along y."""
+    axes.plot(
+        [row[0] for row in table.rows],
+        [row[1] for row in table.rows],
+        "o",
+        color=SERIES[0],
+        markersize=4,
+        alpha=0.6,
+    )
+    axes.set(xlabel=table.columns[0], ylabel=table.columns[1])
+
+
+def _heat(axes: Any, table: Drawable) -> None:
+    """A square for each number, as dark as its share of its row: the first column names the rows, the others are the columns."""
+    for y, row in enumerate(table.rows):
+        total = sum(row[1:]) or 1
+        for x, value in enumerate(row[1:]):
+            axes.fill_between(
+                [x - 0.5, x + 0.5], y - 0.5, y + 0.5, color=SERIES[0], alpha=0.65 * value / total, linewidth=0
+            )
+            axes.text(x, y, f"{value:g}", ha="center", va="center")
+    names = table.columns[1:]
+    axes.set_xticks(range(len(names)), names, rotation=0 if max(map(len, names)) * len(names) < 60 else 60)
+    axes.set_yticks(range(len(table.rows)), [str(row[0]) for row in table.rows])
+    axes.set(xlim=(-0.5, len(names) - 0.5), ylim=(len(table.rows) - 0.5, -0.5))
+    axes.grid(visible=False)
+
+
+# The chart of a table -> its drawing on axes, and its height in inches for a number of rows; the width is 7 inches.
+CHARTS: dict[str, tuple[Callable[[Any, Drawable], None], Callable[[int], float]]] = {
+    "bars": (_bars, lambda rows: 0.9 + 0.32 * rows),
+    "lines": (_lines, lambda rows: 3.6),
+    "scatter": (_scatter, lambda rows: 4.2),
+    "heat": (_heat, lambda rows: 1.0 + 0.45 * rows),
+}
+
+
+def draw(table: Drawable) -> Markup:
+    """The chart of a table, which must have rows, as an <svg> element that names itself for screen readers."""
+    import matplotlib  # slow to import
+    from matplotlib.figure import Figure
+
+    plot, height = CHARTS[table.chart]
+    with matplotlib.rc_context(_RC):
+        figure = Figure(figsize=(7, height(len(table.rows))))
+        figure.patch.set_alpha(0)
+        axes = figure.subplots()
+        axes.patch.set_alpha(0)
+        plot(axes, table)
+        file = io.StringIO()
+        figure.savefig(
+            file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+        )
+    return Markup(_for_page(file.getvalue(), table.title))  # matplotlib escapes its texts, and we the title
+
+
+def _for_page(svg: str, title: str) -> str:
+    """The <svg> element alone, with its title, with variables in place of the stand-in colors and the page's font."""
+    svg = svg[svg.index("<svg") :]
+    for color, name in _STAND_INS.items():
+        svg = svg.replace(color, f"var({name})")
+    svg = re.sub(r"<style .*?</style>", "", svg, flags=re.DOTALL)  # it would hold for the whole page
+    svg = re.sub(r"font-family: [^;\"]*", "font-family: inherit", svg)
+    svg = re.sub(r' (?:width|height)="[0-9.]+pt"', "", svg, count=2)
+    return f'<svg role="img" aria-label="{escape(title)}"{svg[len("<svg") :]}'
