@@ -304,7 +304,7 @@ def _show_checkpoint(path: Any) -> None:
     from bert_keras.checkpoints.hugging_face_tokenizer import lower_cases
     from bert_keras.io.json_files import read_object, shortened
     from bert_keras.tasks.pretraining.unfinished import read_unfinished
-    from bert_keras.tasks.runs.run_card import describe
+    from bert_keras.tasks.runs.facts import describe
     from bert_keras.tasks.runs.run_folder import is_run, load_run
     from bert_keras.tasks.runs.task_types import TASKS
     from bert_keras.tasks.training.plan import origin_of

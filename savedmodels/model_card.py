@@ -27,7 +27,8 @@ from bert_keras.io.json_files import (
 from bert_keras.savedmodels.serving_protos import MODELS
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.runs.ensemble import Ensemble, members_of
-from bert_keras.tasks.runs.run_card import TRAINING, fact_rows, facts_of, measures_of, training_of
+from bert_keras.tasks.runs.facts import facts_of
+from bert_keras.tasks.runs.run_card import TRAINING, fact_rows, measures_of, training_of
 from bert_keras.tasks.runs.run_folder import DEGENERATE, ORIGIN, Run
 from bert_keras.tasks.task import LABEL_NAMES, PROBABILITIES, Problem
 from bert_keras.tasks.training.loop import RESULTS_FILE

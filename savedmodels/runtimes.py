@@ -36,7 +36,8 @@ from bert_keras.savedmodels.verify import CARD, ROUNDING, ask, compare, publishi
 from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.problems.embedding import Embedding
 from bert_keras.tasks.runs.ensemble import at_precision, members_of
-from bert_keras.tasks.runs.run_card import fact_rows, facts_of
+from bert_keras.tasks.runs.facts import facts_of
+from bert_keras.tasks.runs.run_card import fact_rows
 from bert_keras.tasks.runs.run_folder import Run
 from bert_keras.tasks.task import Problem, model_inputs
 from bert_keras.tasks.training.task_model import config_of, encoder_of, with_padding

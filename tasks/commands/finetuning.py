@@ -209,7 +209,7 @@ def _run_evaluate(args: argparse.Namespace) -> None:
     from bert_keras.tasks.batches import cardinality, predictor
     from bert_keras.tasks.finetuning.examples import check_labelled, splits_of
     from bert_keras.tasks.problems.tau_curve import draw_tau_curve
-    from bert_keras.tasks.runs.run_card import describe
+    from bert_keras.tasks.runs.facts import describe
 
     run = model_of(args, data=args.data)
     task, measured, tables = adjusted(run.task, args), {}, []

@@ -19,25 +19,14 @@ from bert_keras.model.layers import denses_in
 from bert_keras.tasks.options import InferenceOptions
 from bert_keras.tasks.runs.run_folder import Run, load_run
 from bert_keras.tasks.task import Problem, Task
-from bert_keras.tasks.training.task_model import encoder_of, freeze, frozen_layers, network_of
-
-
-class Ensemble(keras.Model):
-    """The mean of several models' outputs."""
-
-    def __init__(self, models: Sequence[keras.Model]) -> None:
-        super().__init__(name="ensemble")
-        self.members = list(models)
-        self.built = True
-
-    def call(self, inputs: Any, training: bool = False) -> Any:
-        outputs = [member(inputs, training=training) for member in self.members]
-        return keras.tree.map_structure(lambda *parts: sum(parts) / len(parts), *outputs)
-
-
-def members_of(model: keras.Model) -> list[keras.Model]:
-    """The models of an ensemble, or the model alone."""
-    return model.members if isinstance(model, Ensemble) else [model]
+from bert_keras.tasks.training.task_model import (
+    Ensemble,
+    encoder_of,
+    freeze,
+    frozen_layers,
+    members_of,
+    network_of,
+)
 
 
 def load_runs(

@@ -45,6 +45,8 @@ from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import bilstm_of, bilstm_parameters
 from bert_keras.tasks.batches import check_examples, predict
 from bert_keras.tasks.hparams import BILSTM_SETTINGS, Hparams
+from bert_keras.tasks.runs.facts import measured
+from bert_keras.tasks.runs.notebook import show_run
 from bert_keras.tasks.runs.task_types import TASKS, task_type, type_of_kind
 from bert_keras.tasks.task import Task
 from bert_keras.tasks.training.loop import LOGS, RESULTS_FILE
@@ -55,6 +57,7 @@ from bert_keras.tasks.training.task_model import (
     freeze,
     has_encoder,
     heads_of,
+    members_of,
     network_of,
     paths_of,
     read_weights,
@@ -88,6 +91,11 @@ class Run:
     def encoder(self) -> BertEncoder:
         """The encoder inside the model."""
         return encoder_of(self.model)
+
+    def _repr_html_(self) -> str:
+        kept = len(members_of(self.model)) == 1 and is_run(self.path) and (self.path / RESULTS_FILE).is_file()
+        results = read_object(self.path / RESULTS_FILE) if kept else {}
+        return show_run(self, measured(results), title="Run", measured="on the dev split")
 
 
 def save_checkpoint(path: pathlib.Path, tokenizer: Tokenizer, checkpoint: checkpoints.Checkpoint) -> None:

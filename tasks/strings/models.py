@@ -317,7 +317,7 @@ def load(
     dtype: str | None = None,
     safe_mode: bool = True,
     task: str | type[Task] | None = None,
-) -> Any:
+) -> TextModel | Any:
     """A saved model, or a checkpoint with the task of its head.
 
     A `.keras` file, the folder of a run, and a checkpoint by path or name are a TextModel; an exported SavedModel is loaded as

@@ -32,6 +32,7 @@ from bert_keras.tasks.joined_windows import call_network
 from bert_keras.tasks.report import Arrays
 from bert_keras.tasks.runs.run_folder import Run
 from bert_keras.tasks.strings import text_batches, text_model_parts
+from bert_keras.tasks.strings.predictions import Predictions, index_of
 from bert_keras.tasks.strings.text_data import get_batch_size, has_features, has_text, text_examples
 from bert_keras.tasks.task import Features, Problem, graph_errors, with_label_names
 from bert_keras.tasks.training.task_model import (
@@ -302,13 +303,14 @@ class TextModel(text_model_parts.Described, TrainingSteps, keras.Model):
         verbose: Any = "auto",
         steps: int | None = None,
         callbacks: Any = None,
-    ) -> Any:
+    ) -> Predictions | Any:
         """The decoded predictions [N, ...] by name, in the order of the texts; strings as str; "label_names" of "probabilities".
 
         x: texts as `fit` takes them; features give logits, as in Keras
         steps: batches to predict; None takes all
 
         Each replica of the model's strategy computes its rows. Several workers must all call it, with the same texts.
+        `frame()` of the result is a pandas data frame.
         """
         if has_features(x):
             with graph_errors():
@@ -322,13 +324,14 @@ class TextModel(text_model_parts.Described, TrainingSteps, keras.Model):
         examples = text_examples(self.problem, x, steps=steps, batch_size=size)
         shown = keras.utils.Progbar(None, verbose=1 if verbose == 1 else 0)
         with data_errors():
-            predictions, _ = self._predict_examples(examples, batch_size=size, progress=shown.add)
+            predictions, texts = self._predict_examples(examples, batch_size=size, progress=shown.add)
         predictions = {name: text_model_parts.decode_strings(values) for name, values in predictions.items()}
-        return with_label_names(self.problem, predictions, np.broadcast_to)
+        predictions = with_label_names(self.problem, predictions, np.broadcast_to)
+        return Predictions(predictions, self.problem, texts, index_of(x))
 
     def records(self, x: Any, batch_size: int | None = None) -> list[dict[str, Any]]:
         """The predictions of each text as plain values, as `bert-keras predict` prints them in JSON: entities are dicts."""
-        return text_model_parts.list_records(self.problem, self.predict(x, batch_size, verbose=0))
+        return self.predict(x, batch_size, verbose=0).records()
 
     def train_on_batch(
         self,

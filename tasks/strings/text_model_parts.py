@@ -29,6 +29,7 @@ from bert_keras.tasks.frozen.row_vectors import on_vectors
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.problems.embedding import Embedding
+from bert_keras.tasks.runs.notebook import show_run
 from bert_keras.tasks.runs.run_folder import GIVEN_TASK, KERAS, save_run
 from bert_keras.tasks.runs.task_types import TASKS, type_of_kind
 from bert_keras.tasks.task import Problem, Raw, Task, checked_outputs, graph_errors, model_inputs
@@ -89,6 +90,17 @@ class Described:
         config, read = self.encoder.config, self._preprocess
         length = f"up to {read.seq_length} tokens" if read else "no vocabulary"
         return f"<TextModel {self.problem!r}, {config.num_layers} layers of {config.hidden_size}, {length}>"
+
+    def _repr_html_(self: Any) -> str | None:
+        if self._preprocess is None:  # the text of `repr` says so
+            return None
+        logs = (
+            self.history.history
+            if isinstance(getattr(self, "history", None), keras.callbacks.History)
+            else {}
+        )
+        measures = {name: values[-1] for name, values in logs.items()}
+        return show_run(self.as_run(), measures, title="TextModel", measured="the last epoch of fit")
 
     @property
     def _default_save_signature(self: Any) -> Any:
@@ -196,12 +208,6 @@ def decode_strings(values: np.ndarray) -> np.ndarray:
     return np.array(decoded, object).reshape(values.shape)
 
 
-def list_records(task: Task, predictions: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    """The predictions [N, ...] of a task as a record for each example."""
-    count = len(next(iter(predictions.values())))
-    return [task.record({name: values[i] for name, values in predictions.items()}) for i in range(count)]
-
-
 def check_measures(model: Any, logs: Mapping[str, Any]) -> None:
     """Raises BertKerasError for a loss that is not finite, and for one of nothing: the mean over no weight is not 0."""
     if any(
@@ -226,7 +232,7 @@ def choose_verbosity(verbose: Any) -> Any:
     """Keras' "auto" with lines in place of a bar where no bar can be drawn: Keras fills logs with control characters."""
     if verbose != "auto":
         return verbose
-    return 1 if shows_bars(sys.stdout) or "ipykernel" in sys.modules else 2
+    return 1 if shows_bars(sys.stdout) else 2
 
 
 # -----------------------------------------------------------------------------------------------------------

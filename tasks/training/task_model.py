@@ -39,6 +39,24 @@ from bert_keras.tasks.task import Problem
 NEW_PARTS = ("pooler", "bilstm")
 
 
+class Ensemble(keras.Model):
+    """The mean of several models' outputs."""
+
+    def __init__(self, models: Sequence[keras.Model]) -> None:
+        super().__init__(name="ensemble")
+        self.members = list(models)
+        self.built = True
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        outputs = [member(inputs, training=training) for member in self.members]
+        return keras.tree.map_structure(lambda *parts: sum(parts) / len(parts), *outputs)
+
+
+def members_of(model: keras.Model) -> list[keras.Model]:
+    """The models of an ensemble, or the model alone."""
+    return model.members if isinstance(model, Ensemble) else [model]
+
+
 def encoder_of(model: keras.Model) -> BertEncoder:
     """The only BertEncoder in a task's model. Raises BertKerasError if there is none, or if it is inside another layer."""
     found = next((layer for layer in model.layers if isinstance(layer, BertEncoder)), None)
