@@ -176,16 +176,20 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        from bert_keras.io.other_names import our_name
+if not TYPE_CHECKING:  # else a type checker takes any name for a public one
 
-        ours = our_name(name)
-        there = (
-            f"bert_keras.{ours} takes its place: docs/migrate.md" if ours else f"it has {', '.join(__all__)}"
-        )
-        raise AttributeError(f"module 'bert_keras' has no attribute {name!r}; {there}.")
-    return getattr(importlib.import_module(_HOME_OF[name]), name)
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME_OF:
+            from bert_keras.io.other_names import our_name
+
+            ours = our_name(name)
+            there = (
+                f"bert_keras.{ours} takes its place: docs/migrate.md"
+                if ours
+                else f"it has {', '.join(__all__)}"
+            )
+            raise AttributeError(f"module 'bert_keras' has no attribute {name!r}; {there}.")
+        return getattr(importlib.import_module(_HOME_OF[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -163,8 +163,7 @@ def test_every_import_is_declared(metadata):
 def test_an_editor_finds_every_public_name():
     """Editors and type checkers run nothing: they read `__all__`, the imports beside it, and the definitions."""
     tree = ast.parse((ROOT / "bert_keras" / "__init__.py").read_text())
-    (guard,) = (node for node in tree.body if isinstance(node, ast.If))
-    assert ast.unparse(guard.test) == "TYPE_CHECKING"
+    (guard,) = (n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING")
     read = {alias.name: node.module for node in guard.body for alias in node.names}
     (listed,) = (
         ast.literal_eval(node.value)
