@@ -241,8 +241,9 @@ def note(line: str) -> None:
 
 
 def shows_bars(stream: Any) -> bool:
-    """True if a progress bar may be drawn on a stream: a terminal that can move its cursor, without --quiet."""
-    return not _quiet and stream.isatty() and os.environ.get("TERM") != "dumb"
+    """True if a progress bar may be drawn on a stream: a notebook, or a terminal that can move its cursor; without --quiet."""
+    notebook = type(stream).__module__.startswith("ipykernel.")
+    return not _quiet and (notebook or (stream.isatty() and os.environ.get("TERM") != "dumb"))
 
 
 @contextlib.contextmanager
