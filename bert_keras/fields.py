@@ -13,7 +13,7 @@ import functools
 import numbers
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from bert_keras.errors import BertKerasError
@@ -186,7 +186,14 @@ def add_flags(
         default = getattr(settings, name, None)
         known = default is not None and default is not False
         text = field.metadata.get("help", "") + (f" (default: {format_value(default)})" if known else "")
-        parser.add_argument(flag_of(name), **form, default=argparse.SUPPRESS, help=text)
+        flag = parser.add_argument(flag_of(name), **form, default=argparse.SUPPRESS, help=text)
+        if choices := field.metadata.get("choices"):
+            complete_with(flag, choices)
+
+
+def complete_with(flag: Any, words: Iterable[str]) -> None:
+    """Has a shell offer these words for a flag of argparse that has no `choices`, since it takes other values too."""
+    flag.completer = lambda **_: words  # argcomplete reads it
 
 
 def _form(annotation: Any, choices: tuple[str, ...], *, negatable: bool) -> dict[str, Any]:

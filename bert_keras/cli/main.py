@@ -16,6 +16,7 @@ from absl import app
 from absl.flags import argparse_flags
 
 from bert_keras import __version__
+from bert_keras.cli.completion import ASKED, answer
 from bert_keras.cli.console import (
     COMMON,
     Command,
@@ -56,6 +57,7 @@ COMMANDS = {
     "info": "bert_keras.savedmodels.commands",
     "doctor": "bert_keras.cli.doctor",
     "models": "bert_keras.cli.checkpoint_commands",
+    "completion": "bert_keras.cli.completion",
 }
 
 EXAMPLES = """examples:
@@ -90,14 +92,21 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     words = argv[1:]
+    if ASKED in os.environ:
+        answer(lambda line: parser(_named(line)))
     with one_line_errors(debug="--debug" in words):
-        made = parser(words[:1] if words and words[0] in COMMANDS else tuple(COMMANDS), words)
+        made = parser(_named(words), words)
     args, unknown = made.parse_known_args(words)
     if unknown:
         found = _meant(unknown, args.flags)
         mean = f"; did you mean {found[1]}?" if found else ""
         args.refuse(f"unrecognized arguments: {' '.join(unknown)}{mean}")
     return args
+
+
+def _named(words: Sequence[str]) -> Sequence[str]:
+    """The command that the words name; all commands where they name none."""
+    return words[:1] if words and words[0] in COMMANDS else tuple(COMMANDS)
 
 
 def _meant(words: Sequence[str], flags: Iterable[str]) -> tuple[str, str] | None:

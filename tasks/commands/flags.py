@@ -13,7 +13,7 @@ from typing import Any
 from bert_keras.cli.console import PATH, SEVERAL, note, print_errors_only, quiet_start, start
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
-from bert_keras.fields import add_flags, flag_of, format_value, given_settings, names_of
+from bert_keras.fields import add_flags, complete_with, flag_of, format_value, given_settings, names_of
 from bert_keras.io.own_code import is_own, load_own
 from bert_keras.io.paths import to_path
 from bert_keras.model.choices import slowness
@@ -23,6 +23,7 @@ from bert_keras.tasks.options import (
     PRETRAINED_TASKS,
     TAGGING_DEFAULTS,
     TASK_DEFAULTS,
+    TASK_NAMES,
     TASK_OPTIONS,
     SquadOptions,
     TrainedOptions,
@@ -115,12 +116,13 @@ def add_task(parser: argparse.ArgumentParser, *, holds_out: bool = True) -> None
     """Adds --task, --data and --dev-data. holds_out: True if the command has --dev-fraction too."""
     instead = "; or give --dev-fraction" if holds_out else ""
     add = parser.add_argument
-    add(
+    task = add(
         "--task",
         required=True,
         help="a GLUE task (cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli), custom, squad1.1, squad2.0, swag, codah, "
         "conll2003, fill-mask, next-sentence or sentence-order; or MODULE:CLASS, a task of your own",
     )
+    complete_with(task, TASK_NAMES)
     add("--data", **PATH, help=DATA_HELP)
     add("--dev-data", **PATH, help=f"file of the dev split, if --data is the training file{instead}")
 
@@ -225,7 +227,8 @@ def add_pretrained_task(parser: Any) -> None:
         f"with --checkpoint: use this head, {', '.join(PRETRAINED_TASKS)} (default: the head that its config.json names); with a "
         "run of a task of your own: MODULE:CLASS"
     )
-    parser.add_argument("--task", type=_task_name, metavar="TASK", help=text)
+    task = parser.add_argument("--task", type=_task_name, metavar="TASK", help=text)
+    complete_with(task, PRETRAINED_TASKS)
 
 
 def _task_name(given: str) -> str:
@@ -259,7 +262,8 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     """Adds --recipe."""
     text = f"objectives and settings of a paper: {', '.join(RECIPES)} (default: bert)"
     text += "; or MODULE:NAME, a recipe of your own"
-    parser.add_argument("--recipe", default="bert", type=_recipe_name, metavar="RECIPE", help=text)
+    recipe = parser.add_argument("--recipe", default="bert", type=_recipe_name, metavar="RECIPE", help=text)
+    complete_with(recipe, RECIPES)
 
 
 def _recipe_name(given: str) -> str:
