@@ -1,6 +1,8 @@
 """BERT for TensorFlow and Keras 3. Each public name is imported at its first use (PEP 562)."""
 
 import importlib
+import importlib.abc
+import sys
 from typing import TYPE_CHECKING, Any
 
 from bert_keras.model.registered import CLASSES, register_with_keras
@@ -176,20 +178,32 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 
+def _about_missing(name: str) -> str:
+    from bert_keras.io.other_names import our_name
+
+    ours = our_name(name)
+    there = f"bert_keras.{ours} takes its place: docs/migrate.md" if ours else f"it has {', '.join(__all__)}"
+    return f"module 'bert_keras' has no attribute {name!r}; {there}."
+
+
 if not TYPE_CHECKING:  # else a type checker takes any name for a public one
 
     def __getattr__(name: str) -> Any:
         if name not in _HOME_OF:
-            from bert_keras.io.other_names import our_name
-
-            ours = our_name(name)
-            there = (
-                f"bert_keras.{ours} takes its place: docs/migrate.md"
-                if ours
-                else f"it has {', '.join(__all__)}"
-            )
-            raise AttributeError(f"module 'bert_keras' has no attribute {name!r}; {there}.")
+            raise AttributeError(_about_missing(name))
         return getattr(importlib.import_module(_HOME_OF[name]), name)
+
+
+class _MissingNames(importlib.abc.MetaPathFinder):
+    """Has `from bert_keras import NAME` say what `bert_keras.NAME` says.
+
+    Python hides the AttributeError of `__getattr__`, and looks for a module of this name before it gives up.
+    """
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> None:
+        package, _, last = name.rpartition(".")
+        if package == __name__:
+            raise ModuleNotFoundError(_about_missing(last))  # with its name, Python would hide it too
 
 
 def __dir__() -> list[str]:
@@ -197,3 +211,4 @@ def __dir__() -> list[str]:
 
 
 register_with_keras()
+sys.meta_path.append(_MissingNames())

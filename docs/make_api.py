@@ -69,6 +69,7 @@ FUNCTIONS = {
         *("with_vocab_size", "with_max_positions"),
     ),
     "bert_keras.optimization.objectives": ("label",),
+    "bert_keras.tasks.strings.predictions": ("Predictions",),
     "bert_keras.tasks.runs.task_types": ("open_task",),
     "bert_keras.tasks.runs.run_folder": ("load_run",),
     "bert_keras.tasks.finetuning.finetune": ("finetune",),

@@ -253,10 +253,11 @@ def test_a_name_of_another_library_is_answered_with_ours(pattern):
     theirs = {name for name in re.findall(r"\w+", PAGE) if fnmatch.fnmatchcase(name, pattern)} - {*bk.__all__}
     assert theirs, "the page has no such name"
     for name in theirs:
-        with pytest.raises(
-            AttributeError, match=rf"bert_keras\.{other_names.our_name(name)} takes its place: docs/migr"
-        ):
+        answer = rf"bert_keras\.{other_names.our_name(name)} takes its place: docs/migr"
+        with pytest.raises(AttributeError, match=answer):
             getattr(bk, name)
+        with pytest.raises(ImportError, match=answer):
+            exec(f"from bert_keras import {name}")
 
 
 def test_a_name_or_flag_that_does_not_exist_is_found():

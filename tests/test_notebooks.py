@@ -1,4 +1,4 @@
-"""The notebooks of examples/notebooks: committed without outputs, and each runs as a script on its small data."""
+"""The notebooks of examples/notebooks, each as a script on its small data; and what a cell of a kernel shows."""
 
 import json
 import shutil
@@ -47,3 +47,65 @@ def test_a_notebook_runs_on_small_data(name, tmp_path):
     done = forked.run(tmp_path / "notebook.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert PRINTED[name] in done.stdout
+
+
+# A cell of a notebook -> what it does.
+CELLS = {
+    "fit": "model.fit(texts, labels, batch_size=1, epochs=2);",
+    "evaluate": "model.evaluate(texts, labels, batch_size=1);",
+    "finetune": "finetune(open_task('sst2', {data!r}), checkpoint={checkpoint!r}, output={output!r}, hparams=hparams);",
+    "progress": "with progress('reading', 50) as advance:\n    [advance(1) for _ in range(50)]",
+    "model": "model",
+    "predictions": "model.predict(texts[:2])",
+}
+SETUP = """
+import bert_keras as bk
+from bert_keras.cli.console import progress
+from bert_keras.tasks.finetuning.finetune import finetune
+from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.runs.task_types import open_task
+texts, labels = ["good film", "bad plot"] * 20, [1, 0] * 20
+model = bk.classifier({checkpoint!r}, ["bad", "good"], seq_length=16)
+hparams = Hparams(batch_size=1, seq_length=16, epochs=2)
+"""
+
+
+@pytest.fixture(scope="module")
+def cells(tiny, tmp_path_factory):
+    """The outputs of each of CELLS in a kernel."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    folder = tmp_path_factory.mktemp("kernel")
+    names = {"checkpoint": str(tiny), "output": str(folder / "run")}
+    names["data"] = str(runs.write_data(folder / "data", "sst2", count=40))
+    sources = [code.format(**names) for code in (SETUP, *CELLS.values())]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(runs.ROOT))
+        nbclient.NotebookClient(
+            notebook, kernel_name="python3", resources={"metadata": {"path": folder}}
+        ).execute()
+    return dict(zip(CELLS, (cell.outputs for cell in notebook.cells[1:]), strict=True))
+
+
+def lines_in(outputs):
+    """The lines that a person sees: each carriage return starts its line again."""
+    text = "".join(one.text for one in outputs if one.output_type == "stream")
+    return [line.rpartition("\r")[2].strip("\b") for line in text.split("\n") if line]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "name, bar", [("fit", "40/40"), ("evaluate", "40/40"), ("finetune", "40/40"), ("progress", "50/50")]
+)
+def test_a_cell_shows_a_bar_and_no_line_for_each_step(cells, name, bar):
+    lines = lines_in(cells[name])
+    assert bar in lines[-1] if name != "finetune" else any(bar in line for line in lines)
+    assert len(lines) <= 14, lines
+
+
+@pytest.mark.long
+def test_a_cell_shows_tables(cells):
+    for name in ("model", "predictions"):
+        (shown,) = cells[name]
+        assert {"text/html", "text/plain"} == {*shown.data} and "<table>" in shown.data["text/html"]

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from bert_keras.cli.console import shows_bars
 from bert_keras.errors import BertKerasError, MissingFileError, first_line, first_names
 from bert_keras.io.paths import did_you_mean, to_path
 
@@ -225,7 +226,7 @@ def load_tfds(
 
 @contextlib.contextmanager
 def _fails_fast() -> Iterator[None]:
-    """TensorFlow Datasets gives up at a host that does not answer, and shows progress bars only on a terminal.
+    """TensorFlow Datasets gives up at a host that does not answer, and shows progress bars only where a bar can be drawn.
 
     By itself it repeats each request ten times with growing pauses, without a time limit. A busy server is still asked ten times.
     """
@@ -245,7 +246,7 @@ def _fails_fast() -> Iterator[None]:
         def send(self, request: Any, timeout: Any = None, **settings: Any) -> Any:
             return super().send(request, timeout=timeout or (CONNECT_SECONDS, ANSWER_SECONDS), **settings)
 
-    if not sys.stderr.isatty():
+    if not shows_bars(sys.stderr):
         tfds.disable_progress_bar()
     adapters.HTTPAdapter = Impatient
     try:

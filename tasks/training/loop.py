@@ -257,7 +257,8 @@ def _fit_stages(
     plan: Plan, monitor: Monitor, saver: Saver, progress: Progress, workers: Workers, *, bar: bool
 ) -> None:
     """Trains the rest of all stages."""
-    callbacks = [StopOnDivergence(workers, saver.step), monitor, *monitor.others, progress, saver]
+    bars = [Bar()] if bar else []  # a bar ends its line before `progress` writes one
+    callbacks = [StopOnDivergence(workers, saver.step), monitor, *monitor.others, *bars, progress, saver]
     differ_between_replicas(plan.model)
     first = 0
     for number, stage in enumerate(plan.stages):
@@ -287,7 +288,7 @@ def _fit(
         epoch, begun = divmod(done, stage.steps)
         last, steps = epoch + 1 if begun else stage.epochs, stage.steps - begun
         how = {"model": model, "epochs": last, "steps": steps, "verbose": int(bar)}
-        those = [WholeEpochs(), *callbacks, *([Bar()] if bar else [])]
+        those = [WholeEpochs(), *callbacks]
         with stage.reading():
             model.fit(
                 stage.batches(done),
