@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import runs
+import tensorflow as tf
 
 import bert_keras as bk
 from bert_keras.cli.console import shows_bars
@@ -43,16 +44,15 @@ def answers(tiny):
 def entities(tiny):
     """Of three texts with two entities, none and one."""
     model = bk.tagger(tiny, ["PER"], seq_length=16)
-    found = {
-        "text": np.array([["good", "film"], ["", ""], ["warm", ""]], object),
-        "label": np.array([["PER", "PER"], ["", ""], ["PER", ""]], object),
-        "start": np.array([[0, 5], [-1, -1], [0, -1]]),
-        "score": np.array([[0.5, 0.25], [0, 0], [0.75, 0]]),
+    start = np.array([[0, 5], [-1, -1], [0, -1]])
+    end = start + 4 * (start >= 0)
+    arrays = {
+        "entity_text": np.array([["good", "film"], ["", ""], ["warm", ""]], object),
+        "entity_label": np.array([["PER", "PER"], ["", ""], ["PER", ""]], object),
+        "entity_score": np.array([[0.5, 0.25], [0, 0], [0.75, 0]]),
+        **{"entity_start": start, "entity_start_byte": start, "entity_end": end, "entity_end_byte": end},
+        "tags": np.array(["B-PER B-PER", "O", "B-PER"], object),
     }
-    arrays = {f"entity_{name}": values for name, values in found.items()}
-    for name in ("end", "start_byte", "end_byte"):
-        arrays[f"entity_{name}"] = found["start"] + 4 * (found["start"] >= 0)
-    arrays["tags"] = np.array(["B-PER B-PER", "O", "B-PER"], object)
     texts = {"text": np.array([b"good film", b"dull", b"warm"], object)}
     return Predictions(arrays, model.problem, texts, pandas.Index(INDEX))
 
@@ -77,26 +77,36 @@ def test_the_index_of_the_first_column_counts_and_steps_cut_it(classifier):
 
 
 def test_entities_are_rows_with_the_index_of_their_text(entities):
-    frame = entities.frame("entities")
+    frame = entities.frame("entity")
     assert frame.index.tolist() == [7, 7, 9]
     assert frame["text"].tolist() == ["good", "film", "warm"]
     assert frame["score"].tolist() == [0.5, 0.25, 0.75]
     assert entities.frame()["tags"].tolist() == ["B-PER B-PER", "O", "B-PER"]
+    none = entities | {"entity_start_byte": np.full((3, 2), -1)}
+    none = Predictions(none, entities._report, {}, entities._index).frame("entity")
+    assert len(none) == 0 and [*none.columns] == [*frame.columns]
 
 
 def test_the_n_best_answers_are_rows(answers):
     best, frame = answers.frame(), answers.frame("nbest")
     assert best.index.tolist() == INDEX and best["answer"].tolist() == answers["answer"].tolist()
-    first = frame.groupby(level=0, sort=False).first()
-    assert first["answer"].to_dict() == best["answer"].to_dict()
+    first = frame.groupby(level=0).first()
+    assert first["answers"].to_dict() == best["answer"].to_dict()
     assert frame.index.value_counts().max() == 2
 
 
-def test_an_unknown_list_and_a_missing_pandas_are_named(predictions, answers, monkeypatch):
-    with pytest.raises(
-        bk.BertKerasError, match="rows is 'entities'; the lists in these predictions are nbest"
-    ):
-        answers.frame("entities")
+def test_the_fillings_of_masks_are_cells(tiny):
+    with pytest.warns(UserWarning, match="no masked_lm head"):
+        masked = bk.masked_lm(tiny)
+    frame = masked.predict(["[MASK] film", "dull [MASK] [MASK]", "no mask"]).frame("mask")
+    assert frame.index.tolist() == [0, 1, 1] and {*frame["tokens"].map(len)} == {5}
+
+
+def test_what_cannot_become_a_frame_is_named(predictions, answers, monkeypatch):
+    with pytest.raises(bk.BertKerasError, match="rows is 'entity'; the lists in these predictions are nbest"):
+        answers.frame("entity")
+    with pytest.raises(bk.BertKerasError, match="copied without their task"):
+        tf.nest.map_structure(len, predictions).records()
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingPackageError, match="pip install pandas"):
         predictions.frame()
@@ -106,6 +116,7 @@ def test_predictions_are_a_dict_and_their_copies_plain(predictions):
     assert predictions == dict(predictions) and repr(predictions) == repr(dict(predictions))
     for made in (copy.deepcopy(predictions), pickle.loads(pickle.dumps(predictions))):
         assert type(made) is dict and made["label"].tolist() == predictions["label"].tolist()
+    assert len(tf.data.Dataset.from_tensor_slices(predictions)) == 3
 
 
 # -----------------------------------------------------------------------------------------------------------

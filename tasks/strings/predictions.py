@@ -20,29 +20,33 @@ if TYPE_CHECKING:
 class Predictions(dict[str, np.ndarray]):
     """The decoded predictions [N, ...] by name, in the order of the texts. A copy or a pickle of them is a plain dict.
 
-    report: the Report that makes records and rows of the arrays
+    report: the Report that makes records and rows of the arrays; None where another library rebuilt the dict
     texts: the raw texts by name, of which the first are kept, for a notebook
     index: that of the data frame or column with the texts, [N] or longer; None numbers the texts
     """
 
-    def __init__(self, arrays: Arrays, report: Any, texts: Arrays, index: Any = None) -> None:
+    def __init__(
+        self, arrays: Any = (), report: Any = None, texts: Arrays | None = None, index: Any = None
+    ) -> None:
         super().__init__(arrays)
         self._report, self._index = report, index
-        self._texts = {name: values[:ROWS] for name, values in texts.items()}
+        self._texts = {name: values[:ROWS] for name, values in (texts or {}).items()}
 
     def __reduce__(self) -> Any:
         return dict, ({**self},)
 
     def records(self, limit: int | None = None) -> list[dict[str, Any]]:
         """The predictions of each text as plain values, as `bert-keras predict` prints them in JSON: entities are dicts."""
-        rows = range(len(next(iter(self.values()))))[:limit]
+        if self._report is None:
+            raise BertKerasError("these predictions were copied without their task; use what predict() gave.")
+        rows = range(self._count())[:limit]
         return [self._report.record({name: values[i] for name, values in self.items()}) for i in rows]
 
     def frame(self, rows: str | None = None) -> "pandas.DataFrame":
         """The predictions as a pandas data frame: a row for each text, with the index of the data frame that held the texts.
 
-        rows: the name of a list in the records, such as "entities" or "nbest"; each of its elements is a row then, with the index
-            of its text, and a text may have no row
+        rows: "entity" of a tagger, "nbest" of a question answerer, "mask" or "token": each of these in a text is a row then, with
+            the index of its text; its columns are the predictions whose names start with this word
 
         "probabilities" become "probability", that of the label, and a column for each label, such as "probability_good"; other
         values are those of `records`. Raises BertKerasError for a name that is no such list, and where pandas is missing.
@@ -53,31 +57,34 @@ class Predictions(dict[str, np.ndarray]):
             raise MissingPackageError(
                 "frame() needs pandas, which is not installed; pip install pandas"
             ) from error
-        records = self.records()
-        index = pandas.RangeIndex(len(records)) if self._index is None else self._index[: len(records)]
+        count = self._count()
+        index = pandas.RangeIndex(count) if self._index is None else self._index[:count]
         if rows is None:
-            return pandas.DataFrame([_columns(record) for record in records], index=index)
-        lists = sorted({name for record in records for name, value in record.items() if _is_rows(value)})
+            return pandas.DataFrame([_columns(record) for record in self.records()], index=index)
+        lists = getattr(self._report, "lists", {})
         if rows not in lists:
             raise BertKerasError(
                 f"rows is {rows!r}; the lists in these predictions are {', '.join(lists) or 'none'}."
             )
-        counts = [len(record[rows]) for record in records]
-        found = [element for record in records for element in record[rows]]
-        return pandas.DataFrame(found, index=index.repeat(counts))
+        real = self[lists[rows]] >= 0  # [N, E]
+        named = {name.removeprefix(f"{rows}_"): self[name] for name in self if name.startswith(f"{rows}_")}
+        columns = {
+            name: [*values[real]] if values.ndim > 2 else values[real] for name, values in named.items()
+        }
+        return pandas.DataFrame(columns, index=index.repeat(real.sum(axis=1)))
 
-    def _repr_html_(self) -> str:
+    def _count(self) -> int:
+        return len(next(iter(self.values())))
+
+    def _repr_html_(self) -> str | None:
+        if self._report is None:
+            return None
         records = self.records(ROWS)
         texts = [
             {name: plain(values[i]) for name, values in self._texts.items()} for i in range(len(records))
         ]
         shown = [self._report.show(text, record) for text, record in zip(texts, records, strict=True)]
-        return show_rows(shown, len(next(iter(self.values()))))
-
-
-def _is_rows(value: Any) -> bool:
-    """True for a list of dicts, which may be empty."""
-    return isinstance(value, list) and all(isinstance(element, dict) for element in value)
+        return show_rows(shown, self._count())
 
 
 def _columns(record: Mapping[str, Any]) -> dict[str, Any]:
