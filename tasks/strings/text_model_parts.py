@@ -94,12 +94,8 @@ class Described:
     def _repr_html_(self: Any) -> str | None:
         if self._preprocess is None:  # the text of `repr` says so
             return None
-        logs = (
-            self.history.history
-            if isinstance(getattr(self, "history", None), keras.callbacks.History)
-            else {}
-        )
-        measures = {name: values[-1] for name, values in logs.items()}
+        history = getattr(self, "history", None)  # Keras sets it in `fit`
+        measures = {name: values[-1] for name, values in history.history.items()} if history else {}
         return show_run(self.as_run(), measures, title="TextModel", measured="the last epoch of fit")
 
     @property
