@@ -66,14 +66,11 @@ def test_a_frame_has_a_row_for_each_text_with_its_index_and_a_column_for_each_la
     np.testing.assert_allclose(frame["probability"], predictions["probabilities"].max(1), atol=1e-6)
 
 
-@pytest.mark.parametrize("x", [TEXTS, np.array(TEXTS)], ids=["list", "array"])
-def test_texts_without_an_index_are_numbered(classifier, x):
-    assert classifier.predict(x).frame().index.tolist() == [0, 1, 2]
-
-
-def test_the_index_of_the_first_column_counts_and_steps_cut_it(classifier):
-    frame = classifier.predict({"text": pandas.Series(TEXTS, INDEX)}, batch_size=2, steps=1).frame()
-    assert frame.index.tolist() == INDEX[:2]
+@pytest.mark.parametrize(
+    "x, index", [(TEXTS, [0, 1]), (np.array(TEXTS), [0, 1]), ({"text": pandas.Series(TEXTS, INDEX)}, [7, 3])]
+)
+def test_texts_without_an_index_are_numbered_and_steps_cut_it(classifier, x, index):
+    assert classifier.predict(x, batch_size=2, steps=1).frame().index.tolist() == index
 
 
 def test_entities_are_rows_with_the_index_of_their_text(entities):

@@ -22,7 +22,7 @@ def answer(make_parser: Callable[[Sequence[str]], argparse.ArgumentParser]) -> N
     """Writes the words that may follow the line so far, and exits. make_parser: the words of the line -> their parser."""
     import argcomplete
 
-    argcomplete.autocomplete(make_parser(os.environ["COMP_LINE"].split()[1:]))
+    argcomplete.autocomplete(make_parser(os.environ.get("COMP_LINE", "").split()[1:]))
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:

@@ -363,7 +363,7 @@ def counter(
 def progress(text: str, total: int | None, *, unit: str = "examples") -> Iterator[Callable[[int], None]]:
     """Yields the function to call with the number of units done; it reports on standard error.
 
-    In a terminal it shows Keras' progress bar, elsewhere lines; nothing with --quiet.
+    In a terminal and a notebook it shows Keras' progress bar, elsewhere lines; nothing with --quiet.
     """
     if not shows_bars(sys.stderr):
         yield counter(text, total, log=note, unit=unit)

@@ -331,7 +331,8 @@ def finetune(
         and checkpoint; None keeps them in `output` until the training is finished
     save_every: steps between two saves in `checkpoints/`, each three times the size of the weights; None saves at the end of each
         epoch, 0 never
-    verbose: 0 for no lines inside epochs, 1 for a progress bar, 2 for lines inside long epochs; "auto" is 1 in a terminal, else 2
+    verbose: 0 for no lines inside epochs, 1 for a progress bar, 2 for lines inside long epochs; "auto" is 1 where a
+        bar can be drawn, as in a notebook, else 2
     log: receives progress messages: the loaded weights, each epoch's loss and measures
 
     Ctrl-C stops after the running step and saves it; a second one stops at once. KeyboardInterrupt says from which step the same

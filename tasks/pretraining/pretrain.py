@@ -405,7 +405,8 @@ def pretrain(
     """Pre-trains by a recipe, or resumes the unfinished run in `output`; returns the content of results.json.
 
     save_every: steps between two saves, for resuming; 0 saves nothing
-    verbose: 0 for no lines inside phases, 1 for a progress bar, 2 for lines inside long phases; "auto" is 1 in a terminal, else 2
+    verbose: 0 for no lines inside phases, 1 for a progress bar, 2 for lines inside long phases; "auto" is 1 where a
+        bar can be drawn, as in a notebook, else 2
     log: receives progress messages: each evaluation, each phase
 
     On one device with deterministic ops, equal arguments give bit-identical results, even if the run was interrupted.
