@@ -29,12 +29,7 @@ CASES = {
     "start": BOTH,
     "memory-8x128": BOTH,
 }
-SOME = (
-    "encoder-1x128",
-    "pretrain-32x128",
-    "answers",
-    "tokenize",
-)  # each case starts a process for each library
+SOME = ("encoder-1x128", "pretrain-32x128")  # each case starts a process for each library
 SERVED = {"encoder-1x128", "serving-1"}
 RUNTIMES = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}  # with the extras `onnx` and `openvino`
 

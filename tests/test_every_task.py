@@ -37,7 +37,18 @@ def stopped_after(step: int) -> Iterator[None]:
 OTHER_LABELS = ("pair", "score", "several", "paths")
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in OTHER_LABELS])
+# The same loop with other heads.
+OTHER_HEADS = ("masks", "choice", "tags", "electra")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in OTHER_HEADS else name
+        for name in CASES
+        if name not in OTHER_LABELS
+    ],
+)
 def test_a_stopped_training_resumes_to_the_same_bits(name, finished, tmp_path):
     """Masks and orders, dropout and the optimizer's state are those of a training that was never stopped."""
     made = finished(name)

@@ -69,7 +69,7 @@ def pretrained(output, *, snapshots=(), **settings):
     return pretrainings.train(output, held_out=0.3, snapshots=snapshots, save_every=3, changes=changes)
 
 
-@pytest.mark.long
+@pytest.mark.slow  # the next test's loop, with another plan
 def test_a_pretraining_in_executions_has_the_same_weights_and_history(tmp_path):
     one, two = pretrained(tmp_path / "one"), pretrained(tmp_path / "two", steps_per_execution=2)
     assert difference(tmp_path / "one", tmp_path / "two") < 1e-5

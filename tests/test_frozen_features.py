@@ -221,7 +221,7 @@ class Stopped(Exception):
     """Stands for the end of the process."""
 
 
-@pytest.mark.long
+@pytest.mark.slow  # tests/test_every_task.py resumes a training on vectors
 def test_a_stopped_training_is_resumed_to_the_same_bits(checkpoint, tmp_path, monkeypatch, computed, late):
     """Stopped while vectors are computed, then in the second epoch. No step calls the encoder once they are there."""
     monkeypatch.setattr(bert_keras.tasks.frozen.row_vectors, "SHARD_ROWS", 8)

@@ -278,7 +278,7 @@ def test_truncation_keeps_the_tokens_of_the_paper(truncation, seq_length, model)
 
 
 @pytest.mark.usefixtures("forked_answers")
-@pytest.mark.parametrize("truncation", ["tail", "head_tail"])
+@pytest.mark.parametrize("truncation", [pytest.param("tail", marks=pytest.mark.slow), "head_tail"])
 def test_truncation_is_the_same_in_python_files_runs_and_exports(truncation, checkpoint, tmp_path):
     model = bk.classifier(checkpoint, NAMES, seq_length=LENGTH, truncation=truncation)
     wanted = model.predict(TEXTS)["probabilities"]

@@ -371,7 +371,7 @@ def test_a_closed_terminal_saves(place, tmp_path):
 # Patience and saves
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_patience_stops_and_survives_a_stop(place, tmp_path):
     """A learning rate of nearly 0: no epoch is better than the first."""
     still = "--learning-rate 1e-30 --epochs 9 --patience 3"

@@ -75,7 +75,10 @@ CASES = {
 @pytest.mark.filterwarnings("ignore:the checkpoint has no masked_lm head")
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=pytest.mark.slow) if case in ("pair", "endings") else case for case in CASES],
+    [
+        pytest.param(case, marks=pytest.mark.slow) if case in ("pair", "endings", "score") else case
+        for case in CASES
+    ],
 )
 def test_every_problem_learns_is_measured_and_saved(case, checkpoint, tmp_path):
     make, x, y, measures = CASES[case]
