@@ -18,6 +18,7 @@ from runs import ROOT, SIZES, contents, full_disk, run_command, texts, write_che
 
 import bert_keras as bk
 from bert_keras.errors import BertKerasError
+from bert_keras.io.other_names import ATTRIBUTES
 from bert_keras.model.layers import Dense
 from bert_keras.optimization.training_model import TrainingModel
 from bert_keras.tasks.data.columns import class_ids, read_columns
@@ -582,7 +583,30 @@ SETTINGS = [
     *((lambda _, ckpt, name=name: bk.classifier(ckpt, NAMES, text=(name, "to")), f"text is .*'{name}'.*no keywords")
       for name in ("label", "self", "from")),
     (lambda *_: bk.load("nowhere"), "nowhere"),
+    # Names of other libraries, before anything is read.
+    (lambda *_: bk.classifier("nowhere", num_labels=2), r'no argument num_labels; give labels=\["bad", "good"\]'),
+    (lambda *_: bk.question_answerer("nowhere", max_length=64), "no argument max_length; give seq_length="),
+    (lambda model, _: model.preprocess.tokenizer(TEXTS, return_tensors="tf"), "a WordPiece is not called; .*Preprocessor"),
 ]  # fmt: skip
+
+
+def test_attributes_of_other_libraries_are_answered_with_ours(untrained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {
+        "bert_keras": bk,
+        "model": untrained,
+        "tokenizer": untrained.preprocess.tokenizer,
+        "ids": [5],
+        "text": "a",
+    }
+    for ours in sorted({*ATTRIBUTES.values()}, reverse=True):  # saved before it is loaded
+        eval(ours, names | {"texts": TEXTS})
+    for one in (untrained, names["tokenizer"]):
+        with pytest.raises(
+            AttributeError, match="has no batch_encode_plus; bert_keras.Preprocessor.*migrate.md"
+        ):
+            one.batch_encode_plus(TEXTS, return_tensors="tf")
+        assert not hasattr(one, "other")
 
 
 @pytest.mark.parametrize(("call", "message"), SETTINGS)

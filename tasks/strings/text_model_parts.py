@@ -21,6 +21,7 @@ from bert_keras.fields import field_types
 from bert_keras.io.files import atomic_file
 from bert_keras.io.folders import atomic_folder
 from bert_keras.io.json_files import OBJECT, TEXT, checked_fields, list_of, one_of
+from bert_keras.io.other_names import AnswersOtherNames
 from bert_keras.io.paths import to_path
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import bilstm_of
@@ -56,7 +57,7 @@ class NoVocabularyError(BertKerasError, AttributeError):
     """An AttributeError too, since Keras reads an attribute, where there is one, before it sets it."""
 
 
-class Described:
+class Described(AnswersOtherNames):
     """The parts of a TextModel, and what Python and TensorFlow ask it about itself."""
 
     @property
