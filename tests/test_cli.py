@@ -21,6 +21,7 @@ from runs import ROOT, VOCABULARY, bare_environment, contents, run_command, shel
 import bert_keras
 from bert_keras import checkpoints
 from bert_keras.checkpoints.published import KNOWN
+from bert_keras.cli import console
 from bert_keras.cli import main as cli
 from bert_keras.fields import Masking, given_settings, names_of
 from bert_keras.savedmodels.verify import ask
@@ -188,6 +189,7 @@ def test_the_flag_in_place_of_set_is_named(command, command_line):
             "required: --output; --ouput is no flag: did you mean --output?",
         ),
         (("info",), "the following arguments are required: path"),
+        ((*ABLATE.split(), "--restart=1"), "--restart=1; did you mean --restarts?"),
     ],
 )
 def test_wrong_flags(command, arguments, message):
@@ -196,13 +198,28 @@ def test_wrong_flags(command, arguments, message):
     assert message in err and "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("seq_length is 9; give seq_length 8 or less.", "--seq-length is 9; give --seq-length 8 or less."),
+        ("restarts is 0; restarts must be at least 1.", "--restarts is 0; --restarts must be at least 1."),
+        ("learning_rate is high; give more restarts.", "--learning-rate is high; give more restarts."),
+        2 * ("run/config.json: seq_length is 9; seq_length must be 8.",),
+        2 * ("task: no 'seq_length' in seq_length.txt; num_hidden_layers is 2.",),
+    ],
+)
+def test_messages_name_the_flags_of_the_command(message, shown, monkeypatch):
+    monkeypatch.setattr(console, "_flags", ["--seq-length", "--restarts", "--learning-rate"])
+    assert console.name_flags(message) == shown
+
+
 @pytest.mark.parametrize("line", ["evaluate --run x", "predict --run x", "fill-mask --checkpoint x",
                                   "finetune --task cola --checkpoint x --output x"])  # fmt: skip
 @pytest.mark.parametrize("rows", ["0", "-1"])
 def test_a_batch_has_a_row(command, line, rows, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, err = command(*line.split(), "--batch-size", rows)
-    said = f"batch_size is {rows}; batch_size must be a whole number of at least 1."
+    said = f"--batch-size is {rows}; --batch-size must be a whole number of at least 1."
     assert (code, out, err) == (1, "", f"bert-keras: error: {said}\n")
 
 
@@ -503,7 +520,7 @@ def test_info_of_a_folder_with_another_librarys_task_json(command, sst2, tmp_pat
         ("sst3", "no task named 'sst3': did you mean sst2; the tasks are cola, sst2,"),
         ("custom", "custom reads its labels from files"),
         ("ax --data DATA", "ax has no split '"),
-        ("sst2 --learning-rate -1", "learning_rate is -1.0; learning_rate must be"),
+        ("sst2 --learning-rate -1", "--learning-rate is -1.0; --learning-rate must be"),
     ],
 )
 def test_errors_are_one_line(command, sst2, tmp_path, arguments, message):

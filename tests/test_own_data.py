@@ -415,7 +415,7 @@ def test_evaluate_warns_of_rows_that_trained_the_run(held, capfd, tmp_path):
 DEV = {
     "neither": ([], "--dev-data, or --dev-fraction"),
     "both": (["--dev-data", "own.csv", "--dev-fraction", "0.1"], "give one of them"),
-    "a fraction out of range": (["--dev-fraction", "1"], "dev_fraction is 1.0; dev_fraction must be"),
+    "a fraction out of range": (["--dev-fraction", "1"], "--dev-fraction is 1.0; --dev-fraction must be"),
     "a folder with a dev split": (["--data", "both", "--dev-fraction", "0.1"], "both has a dev split"),
     "no training file": (["--data", "none.csv", "--dev-fraction", "0.1"], "there is no none.csv .*own.csv"),
     "another task": (["--task", "swag", "--dev-fraction", "0.1", "--text-column", "a"], "--text-column does not"),

@@ -388,7 +388,7 @@ REFUSED = [
         "precision is float16 and quantize is int8; the weights of model.tflite have one format",
     ),
     ([*NO_RUN, *LITERT, "--output", "{}"], FULL),
-    ([*NO_RUN, "--seq-length", "0"], "seq_length is 0; seq_length must be a whole number of at least 1"),
+    ([*NO_RUN, "--seq-length", "0"], "--seq-length is 0; --seq-length must be a whole number of at least 1"),
     ([*NO_RUN, "--seq-length", "8"], "give --run alone"),
     ([*NO_RUN, *ONNX, "--freeze"], "freeze must be False for onnx"),
     ([*NO_RUN, "--quantize", "int8"], "quantize must be None for a savedmodel"),
