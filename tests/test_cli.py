@@ -232,13 +232,38 @@ EARLY = [
     ("evaluate --run x --checkpoint y", "give --run alone"),
     ("predict --checkpoint ./nowhere", "no checkpoint at nowhere: no such file or folder"),
     ("predict --checkpoint docs", "no checkpoint in docs; looked for"),
+    ("predict --checkpoint org/name --input nowhere.csv", "no file at nowhere.csv; give a file of examples"),
+    ("features --checkpoint org/name --input docs --output x", "no file at docs, which is a folder with"),
+    (
+        "pretrain --text nowhere.txt --vocab x --output y",
+        "there is no nowhere.txt; give a file, a folder or tfds:NAME",
+    ),
+    ("pretrain --text README.md --held-out nowhere.txt --output y", "there is no nowhere.txt"),
+    ("pretrain --records nowhere --output y", "there is no nowhere"),
+    ("pretrain --text README.md --checkpoint ./nowhere --output y", "no checkpoint at nowhere"),
+    ("vocab --text nowhere.txt --output y", "there is no nowhere.txt"),
+    (
+        "instances --text README.md,lines=document --vocab ./nowhere.txt --output y",
+        "no checkpoint at nowhere.txt",
+    ),
+    ("ablate tasks --text nowhere.txt --vocab x --output y", "there is no nowhere.txt"),
+    ("ablate layers --checkpoint org/name --data conll2003=nowhere --output y", "there is no nowhere"),
+    ("probe --checkpoint ./nowhere --data pos=docs --output y", "no checkpoint at nowhere"),
+    ("glue --data nowhere --checkpoint org/name --output y", "there is no nowhere"),
+    ("export --run nowhere --output y", "no task.json in nowhere"),
+    ("hub --checkpoint ./nowhere --output y", "no checkpoint at nowhere"),
+    ("serve nowhere", "there is no nowhere; give the folder that `bert-keras export` wrote"),
+    ("convert --from ./nowhere --to y", "no checkpoint at nowhere"),
 ]
 
 
 @pytest.mark.parametrize(("line", "words"), EARLY)
 def test_mistakes_that_are_found_before_tensorflow_is_imported(command, monkeypatch, line, words):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("bert_keras.tasks.commands.finetuning.start_strategy", None)
+    for name in "finetuning.start_strategy pretraining.start_strategy study.start_strategy study.start data.start".split():
+        monkeypatch.setattr(f"bert_keras.tasks.commands.{name}", None)
+    for name in ("savedmodels.commands", "cli.checkpoint_commands"):
+        monkeypatch.setattr(f"bert_keras.{name}.start", None)
     code, out, err = command(*line.split())
     assert (code, out, err.count("\n")) == (1, "", 1) and words in err
 

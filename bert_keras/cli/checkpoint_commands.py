@@ -43,8 +43,10 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_convert(args: argparse.Namespace) -> None:
-    start()
     from bert_keras import checkpoints
+
+    checkpoints.check_there(args.source)
+    start()
     from bert_keras.checkpoints.hugging_face import TOP
     from bert_keras.io.folders import check_folder
     from bert_keras.io.paths import to_path

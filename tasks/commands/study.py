@@ -10,6 +10,7 @@ from typing import Any
 from bert_keras.cli.console import PATH, SEVERAL, Command, add_parser, say, start, table
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import add_flags, given_settings
+from bert_keras.tasks.commands.early import check_paths, check_text
 from bert_keras.tasks.commands.finetuning import check_given_task, open_given_task
 from bert_keras.tasks.commands.flags import (
     CHECKPOINT_HELP,
@@ -143,6 +144,7 @@ def _print(tables: Iterable[Any]) -> None:
 
 def _run_ablate(args: argparse.Namespace) -> None:
     data = _sources(args)
+    check_paths(args) if args.ablation in APPROACHES else check_text(args)
     start_strategy(args.strategy)
     how = {
         "data": data,
@@ -206,15 +208,13 @@ def _add_probe(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_probe(args: argparse.Namespace) -> None:
+    data = _pairs("--data", args.data)
+    check_paths(args)
     start(deterministic=True)
     from bert_keras.tasks.study.probe import conclusions, plan_probes, tables
 
     study = plan_probes(
-        _pairs("--data", args.data),
-        checkpoint=args.checkpoint,
-        output=args.output,
-        log=say,
-        **given_settings(args, ProbeOptions),
+        data, checkpoint=args.checkpoint, output=args.output, log=say, **given_settings(args, ProbeOptions)
     )
     if (results := _ran(study, args)) is not None:
         for result, one in zip(results, tables(results), strict=True):
@@ -273,6 +273,7 @@ def _add_glue(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_glue(args: argparse.Namespace) -> None:
+    check_paths(args)
     start_strategy(args.strategy)
     from bert_keras.tasks.metrics import percent
     from bert_keras.tasks.study.glue import glue_score, plan_glue

@@ -83,6 +83,16 @@ def missing_source(path: Path) -> MissingFileError:
     )
 
 
+def check_input(path: Path) -> None:
+    """Raises MissingFileError for a path of examples that is a folder, or is not there."""
+    if path.is_dir():
+        raise MissingFileError(f"no file at {path}, which is a folder with {listing(path)}; give a file.")
+    if not path.exists():
+        raise MissingFileError(
+            f"no file at {path}{did_you_mean(path)}; give a file of examples, or - for standard input."
+        )
+
+
 def listing(folder: Path) -> str:
     """The first names in a folder, for an error."""
     names = sorted(entry.name for entry in folder.iterdir())

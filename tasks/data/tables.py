@@ -26,6 +26,7 @@ from bert_keras.tasks.data.sources import (
     MAX_LINE_BYTES,
     MAX_UNPACKED_BYTES,
     bounded_lines,
+    check_input,
     check_text,
     decoded_lines,
     ended_lines,
@@ -392,12 +393,7 @@ def read_examples(
         yield from _examples_of_lines(sys.stdin.buffer, "standard input", names, lists)
         return
     file = to_path(path)
-    if file.is_dir():
-        raise MissingFileError(f"no file at {path}, which is a folder with {listing(file)}; give a file.")
-    if not file.exists():
-        raise MissingFileError(
-            f"no file at {path}{did_you_mean(file)}; give a file of examples, or - for standard input."
-        )
+    check_input(file)
     if get_ending(file) is not None:
         yield from _examples_of_table(file, names, lists, columns or {}, quoting)
         return
