@@ -42,7 +42,7 @@ RUNS_HELP = (
 )
 SAVE_HELP = (
     "steps between two saves, each three times the size of the weights; 0 saves nothing; rerun the same command to resume an "
-    "interrupted run"
+    "interrupted run; the saves stay after the end only if the flag was given"
 )
 TEXT_HELP = "files, folders or tfds:NAME (format: see below)"
 VOCAB_HELP = "a vocab.txt, a spiece.model or a folder with one of them"

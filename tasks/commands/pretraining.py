@@ -63,7 +63,7 @@ def _add_pretrain(parser: argparse.ArgumentParser) -> None:
     )
     add_segmenter(parser)
     add_show(parser)
-    add("--save-every", type=int, default=1000, help=f"{SAVE_HELP} (default: 1000)")
+    add("--save-every", type=int, help=f"{SAVE_HELP} (default: 1000)")
     add(
         "--snapshots",
         type=int,
