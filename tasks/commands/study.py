@@ -4,7 +4,9 @@ TensorFlow is imported when a command runs; flags and help need none.
 """
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from bert_keras.cli.console import PATH, SEVERAL, Command, add_parser, say, start, table
@@ -25,6 +27,7 @@ from bert_keras.tasks.commands.flags import (
     add_task_options,
     start_strategy,
 )
+from bert_keras.tasks.data.sources import without_downloads
 from bert_keras.tasks.hparams import OF_FEATURES, Hparams
 from bert_keras.tasks.options import (
     TASK_OPTIONS,
@@ -54,6 +57,17 @@ def _add_output(parser: argparse.ArgumentParser, text: str = OUTPUT_HELP) -> Non
         action="store_true",
         help="print the trainings, their steps and an estimate of the time, and train nothing",
     )
+
+
+def _dry(run: Callable[[argparse.Namespace], None]) -> Callable[[argparse.Namespace], None]:
+    """The command, which downloads no data with --dry-run."""
+
+    @functools.wraps(run)
+    def ran(args: argparse.Namespace) -> None:
+        with without_downloads() if args.dry_run else contextlib.nullcontext():
+            run(args)
+
+    return ran
 
 
 def _ran(study: Any, args: argparse.Namespace) -> Any:
@@ -138,10 +152,11 @@ def _sources(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _print(tables: Iterable[Any]) -> None:
-    for title, columns, rows in tables:
-        table(columns, rows, title=title)
+    for one in tables:
+        table(one.columns, one.rows, title=one.title)
 
 
+@_dry
 def _run_ablate(args: argparse.Namespace) -> None:
     data = _sources(args)
     check_paths(args) if args.ablation in APPROACHES else check_text(args)
@@ -207,6 +222,7 @@ def _add_probe(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, ProbeOptions)
 
 
+@_dry
 def _run_probe(args: argparse.Namespace) -> None:
     data = _pairs("--data", args.data)
     check_paths(args)
@@ -236,6 +252,7 @@ def _add_protocol(parser: argparse.ArgumentParser) -> None:
     add_task_options(parser)
 
 
+@_dry
 def _run_protocol(args: argparse.Namespace) -> None:
     check_given_task(args, holds_out=False)
     start_strategy(args.strategy)
@@ -272,6 +289,7 @@ def _add_glue(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, GlueOptions)
 
 
+@_dry
 def _run_glue(args: argparse.Namespace) -> None:
     check_paths(args)
     start_strategy(args.strategy)

@@ -218,11 +218,17 @@ def load_tfds(
     instead: the source that the error recommends
     only: the features to read, in the form of `tfds.decode.PartialDecoding`; None reads all
 
-    Raises MissingFileError where loading fails.
+    Raises MissingFileError where loading fails, and `without_downloads` for a data set that is not on this disk.
     """
     # Imported here: the import is slow, and files do not need it.
     import tensorflow_datasets as tfds
 
+    folder = Path(tfds.core.constants.DATA_DIR, name.replace(":", "/"))
+    if not _downloads and not any(folder.rglob("dataset_info.json")):
+        raise MissingFileError(
+            f"a run would fetch {name} from TensorFlow Datasets, and a dry run, which counts the examples, fetches nothing ("
+            f"{folder} has none); give {instead}."
+        )
     try:
         with _fails_fast(), contextlib.redirect_stdout(io.StringIO()):
             decoders = None if only is None else tfds.decode.PartialDecoding(only)
@@ -231,6 +237,20 @@ def load_tfds(
         raise MissingFileError(
             f"{name} cannot be loaded from TensorFlow Datasets ({_reason(error)}); give {instead}."
         ) from error
+
+
+_downloads = True
+
+
+@contextlib.contextmanager
+def without_downloads() -> Iterator[None]:
+    """Within it, `load_tfds` reads only data sets that are on this disk, and asks no server."""
+    global _downloads
+    _downloads = False
+    try:
+        yield
+    finally:
+        _downloads = True
 
 
 @contextlib.contextmanager
