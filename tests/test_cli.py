@@ -31,16 +31,12 @@ from bert_keras.tasks.hparams import OF_FEATURES, Hparams, Sampling
 from bert_keras.tasks.options import (
     TASK_NAMES,
     TASK_OPTIONS,
-    AblationOptions,
-    ApproachOptions,
     ClassifierOptions,
     ExportOptions,
     FeatureOptions,
     FillMaskOptions,
-    GlueOptions,
     HubOptions,
     PlanOptions,
-    ProtocolOptions,
     ServerOptions,
     TriviaQaOptions,
     VocabularyOptions,
@@ -49,6 +45,12 @@ from bert_keras.tasks.pretraining.recipes import CLASSES as RECIPE_CLASSES
 from bert_keras.tasks.runs.run_folder import load_run
 from bert_keras.tasks.runs.task_types import TASKS
 from bert_keras.tasks.study.rows import NOT_IN_APPROACHES
+from bert_keras.tasks.study.study_options import (
+    AblationOptions,
+    ApproachOptions,
+    GlueOptions,
+    ProtocolOptions,
+)
 
 COMMANDS = (
     "finetune probe protocol glue triviaqa evaluate predict features export serve hub convert triviaqa demo info doctor models "

@@ -29,17 +29,16 @@ from bert_keras.tasks.commands.flags import (
 )
 from bert_keras.tasks.data.sources import without_downloads
 from bert_keras.tasks.hparams import OF_FEATURES, Hparams
-from bert_keras.tasks.options import (
-    TASK_OPTIONS,
+from bert_keras.tasks.options import TASK_OPTIONS, ClassifierOptions
+from bert_keras.tasks.pretraining.recipes import CLASSES
+from bert_keras.tasks.study.rows import ABLATIONS, APPROACHES, CONTROL, NOT_IN_APPROACHES, SCALES, SCORED
+from bert_keras.tasks.study.study_options import (
     AblationOptions,
     ApproachOptions,
-    ClassifierOptions,
     GlueOptions,
     ProbeOptions,
     ProtocolOptions,
 )
-from bert_keras.tasks.pretraining.recipes import CLASSES
-from bert_keras.tasks.study.rows import ABLATIONS, APPROACHES, CONTROL, NOT_IN_APPROACHES, SCALES, SCORED
 
 OF_EXAMPLES = (
     "max_examples",

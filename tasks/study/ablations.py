@@ -33,7 +33,6 @@ from bert_keras.tasks.finetuning.examples import check_fits
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.frozen.row_vectors import check_feature_based
 from bert_keras.tasks.hparams import FEATURE_RATE, Hparams, hparams_of
-from bert_keras.tasks.options import AblationOptions
 from bert_keras.tasks.pretraining.corpus import Document, HashSplit, digest_documents
 from bert_keras.tasks.pretraining.monitor import BASELINES, HELD_OUT, SNAPSHOTS
 from bert_keras.tasks.pretraining.pretrain import (
@@ -59,6 +58,7 @@ from bert_keras.tasks.study.rows import (
     Scale,
     check_once,
 )
+from bert_keras.tasks.study.study_options import AblationOptions
 from bert_keras.tasks.task import Task
 from bert_keras.tasks.training.loop import RESULTS_FILE
 from bert_keras.text.tokenizer import Tokenizer
