@@ -384,11 +384,7 @@ def test_tasks_of_two_texts_split_at_the_first_tab(tmp_path):
     ("name", "data", "message"),
     [
         ("-", b"1\t2\n\xff\n", "standard input, line 2, byte 1: 0xff is not UTF-8;"),
-        (
-            "x.json",
-            b'{"data": []}',
-            "x.json is a .json file; give one JSON object a line, in .* ends in .jsonl",
-        ),
+        ("x.json", b'{"data": []}', "x.json holds a JSON dict; give an array of objects"),
         ("x.txt", b'{"data": []}', r"x.txt, line 1: 1 text\(s\), expected 2, separated by tabs: a, b;"),
         ("x.tsv", b"a\tc\n1\t2\n", "x.tsv has no column 'b'; the tab-separated columns are 'a', 'c'"),
         ("x.tsv", b"a\tb\n1\n", r"x.tsv, line 2: 1 column\(s\), expected 2"),

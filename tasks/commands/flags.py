@@ -34,7 +34,7 @@ CHECKPOINT_HELP = (
 )
 DATA_HELP = (
     "folder of the task's files, or one file (default for GLUE, SQuAD and CoNLL-2003: TensorFlow Datasets fetches them). "
-    "GLUE and custom read .csv, .tsv, .jsonl and .parquet"
+    "GLUE and custom read .csv, .tsv, .jsonl, .json and .parquet"
 )
 RUNS_HELP = (
     "folder that finetune wrote, or the .keras file of a TextModel; several runs form an ensemble: their outputs are "
