@@ -12,12 +12,14 @@ import pathlib
 import sys
 import tempfile
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "tests" / "golden"))
+
 import keras
+import model_garden_modules
 import numpy as np
 import tensorflow as tf
 from model_garden_parity import random_checkpoint, random_features, theirs
 from official.nlp.configs import encoders
-from official.nlp.tools import export_tfhub_lib
 
 from bert_keras import checkpoints
 from bert_keras.config import BertConfig
@@ -40,7 +42,7 @@ WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] good bad film play the a ##s ##ing , . !
 TEXTS = ["a good film!", "the bad films, playing", "", "goods . bads [MASK] unknown", "good " * 40]
 
 
-def write_modules(config: BertConfig, folder: pathlib.Path) -> None:
+def write_both(config: BertConfig, folder: pathlib.Path) -> None:
     """Model Garden's preprocessor and encoder, the latter with `.mlm`, from a checkpoint that we wrote."""
     checkpoints.write(random_checkpoint(config), folder / "ours", format="model-garden")
     encoder, pretrainer = theirs(config)
@@ -48,8 +50,7 @@ def write_modules(config: BertConfig, folder: pathlib.Path) -> None:
     objects.read(str(folder / "ours" / "bert_model.ckpt")).assert_existing_objects_matched()
     # Their exporter needs the counter that `save` writes.
     checkpoint = tf.train.Checkpoint(**pretrainer.checkpoint_items).save(str(folder / "theirs" / "ckpt"))
-    vocabulary = folder / "vocab.txt"
-    vocabulary.write_text("\n".join(WORDS) + "\n")
+    (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n")
     sizes = encoders.BertEncoderConfig(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -59,20 +60,11 @@ def write_modules(config: BertConfig, folder: pathlib.Path) -> None:
         max_position_embeddings=config.max_positions,
         return_all_encoder_outputs=True,
     )
-    export_tfhub_lib.export_model(
-        str(folder / "encoder"),
+    model_garden_modules.write_modules(
+        folder,
+        seq_length=24,
         encoder_config=encoders.EncoderConfig(type="bert", bert=sizes),
         model_checkpoint_path=checkpoint,
-        with_mlm=True,
-        vocab_file=str(vocabulary),
-        do_lower_case=True,
-    )
-    export_tfhub_lib.export_preprocessing(
-        str(folder / "preprocess"),
-        vocab_file=str(vocabulary),
-        do_lower_case=True,
-        tokenize_with_offsets=True,
-        default_seq_length=24,
     )
 
 
@@ -151,7 +143,7 @@ def main() -> int:
     config = BertConfig.named("tiny", vocab_size=len(WORDS))
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else temporary)
-        write_modules(config, folder)
+        write_both(config, folder)
         found = encoder_holds(config, folder) | preprocessor_holds(folder) | fine_tuning_holds(folder)
     for name, holds in found.items():
         print(f"{name:20} {'yes' if holds else 'NO'}")

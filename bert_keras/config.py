@@ -1,6 +1,7 @@
 """BertConfig, the numbers that define one encoder, with their limits; the named sizes and variants."""
 
 import dataclasses
+import difflib
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -20,11 +21,8 @@ MAX_LENGTH = 1_048_576
 MAX_VOCABULARY = 4_194_304  # also the limit of the tokenizer's kernel
 
 # The published grid of Turc et al. 2019 (L x H), plus large. A = H / 64 and I = 4 H throughout.
-_GRID = {
-    f"L-{layers}_H-{hidden}": (layers, hidden)
-    for layers in range(2, 13, 2)
-    for hidden in (128, 256, 512, 768)
-}
+_WIDTHS = (128, 256, 512, 768)
+_GRID = {f"L-{layers}_H-{hidden}": (layers, hidden) for layers in range(2, 13, 2) for hidden in _WIDTHS}
 SIZES = _GRID | {
     "tiny": _GRID["L-2_H-128"],
     "mini": _GRID["L-4_H-256"],
@@ -178,7 +176,14 @@ class BertConfig(Checked):
     def named(cls, size: str, **changes: Any) -> "BertConfig":
         """A size of SIZES, with the uncased English vocabulary unless `vocab_size` is given, or a variant of VARIANTS."""
         if size not in SIZES and size not in VARIANTS:
-            raise BertKerasError(f"no size named {size!r}; the sizes are {', '.join([*SIZES, *VARIANTS])}.")
+            named = [name for name in (*SIZES, *VARIANTS) if name not in _GRID]
+            close = difflib.get_close_matches(size, named, 1)
+            mean = f": did you mean {close[0]}" if close else ""
+            raise BertKerasError(
+                f"no size named {size!r}{mean}; the sizes are {', '.join(named)}, and L-LAYERS_H-WIDTH of 2, 4, 6, 8, 10 or 12 "
+                f"layers and a width of {', '.join(map(str, _WIDTHS))}; for others set num_layers, hidden_size, num_heads and "
+                "intermediate_size."
+            )
         fields = VARIANTS[size] if size in VARIANTS else {"vocab_size": 30522, **_shape(*SIZES[size])}
         return cls(**(fields | changes))
 

@@ -15,6 +15,7 @@ from typing import Any
 import bert_keras
 from bert_keras.tasks import hparams as settings
 from bert_keras.tasks import options
+from bert_keras.tasks.study import study_options
 
 PAGE = Path(__file__).with_name("api.md")
 HEAD = """# API
@@ -188,7 +189,7 @@ def page() -> str:
             parts += _entry(f"{module}.{name}", getattr(importlib.import_module(module), name))
     parts.append("## Settings")
     parts.append("The commands have a flag for each field: `learning_rate` is `--learning-rate`.")
-    for module in (settings, options):
+    for module in (settings, options, study_options):
         for kind in vars(module).values():
             if dataclasses.is_dataclass(kind) and kind.__module__ == module.__name__:
                 parts += _table(kind)

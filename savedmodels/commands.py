@@ -19,7 +19,8 @@ from bert_keras.fields import add_flags, flag_of, given_settings
 from bert_keras.io.formats import RESULTS_FILE, command_in
 from bert_keras.io.json_files import as_json
 from bert_keras.io.own_code import is_own
-from bert_keras.io.paths import is_remote
+from bert_keras.io.paths import did_you_mean, is_remote, to_path
+from bert_keras.tasks.commands.early import check_paths
 from bert_keras.tasks.commands.flags import (
     CHECKPOINT_HELP,
     add_model,
@@ -54,11 +55,11 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
 
 def _run_export(args: argparse.Namespace) -> None:
     options = ExportOptions(**given_settings(args, ExportOptions))
+    check_paths(args)
     if options.format != SAVED_MODEL:
         _export_to_runtime(args, options)
         return
     start()
-    from bert_keras.io.paths import to_path
     from bert_keras.savedmodels.export import check_export, export
     from bert_keras.savedmodels.model_card import precision_of
     from bert_keras.tasks.runs.ensemble import at_precision
@@ -77,7 +78,6 @@ def _export_to_runtime(args: argparse.Namespace, options: ExportOptions) -> None
             f"--target names a TensorFlow Serving, which does not load {options.format}; leave it out."
         )
     start()
-    from bert_keras.io.paths import to_path
     from bert_keras.savedmodels.converters import RUNTIMES
     from bert_keras.savedmodels.runtimes import check_runtime, check_task, export_to
 
@@ -151,6 +151,7 @@ def _add_hub(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_hub(args: argparse.Namespace) -> None:
+    check_paths(args)
     start()
     from bert_keras import checkpoints
     from bert_keras.savedmodels.hub import write_pair
@@ -212,14 +213,20 @@ def _folder_to_serve(args: argparse.Namespace) -> Iterator[str]:
 
 
 def _run_serve(args: argparse.Namespace) -> None:
+    options = ServerOptions(**given_settings(args, ServerOptions))
+    if bool(args.folder) == bool(args.checkpoint):
+        raise BertKerasError("give the folder of an export, or --checkpoint.")
+    if args.folder and not is_remote(args.folder) and not to_path(args.folder).exists():
+        close = did_you_mean(to_path(args.folder))
+        raise MissingFileError(
+            f"there is no {args.folder}{close}; give the folder that `bert-keras export` wrote."
+        )
+    check_paths(args)
     start()
     from bert_keras.savedmodels.server import Server
     from bert_keras.savedmodels.server.served import HOST, example_of
     from bert_keras.savedmodels.server.versions import Watcher
 
-    options = ServerOptions(**given_settings(args, ServerOptions))
-    if bool(args.folder) == bool(args.checkpoint):
-        raise BertKerasError("give the folder of an export, or --checkpoint.")
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(_folder_to_serve(args))
         watcher = Watcher(folder, name=args.name, seconds=options.poll_seconds, log=note)

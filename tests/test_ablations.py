@@ -7,7 +7,7 @@ import types
 
 import pytest
 from own_relations import Lengths
-from runs import VOCABULARY, no_training, refused, results, texts, unlike, write_data
+from runs import VOCABULARY, Begun, no_training, refused, results, texts, unlike, write_data
 
 from bert_keras import checkpoints
 from bert_keras.tasks.finetuning.examples import check_fits
@@ -99,8 +99,11 @@ def test_rows_are_run_once_and_share_weights(tmp_path, small, monkeypatch):
     with no_training():
         assert run_ablation("steps", **arguments(tmp_path), log=lines.append) == found
     assert sum(line.endswith("is finished already") for line in lines) == 5
-    with pytest.raises(ValueError, match="made with another restarts"):
-        run_ablation("steps", **arguments(tmp_path), restarts=2)
+    with no_training():  # fewer rows are read; more seeds, and then fewer again, train only what is new
+        assert [*run_ablation("steps", **arguments(tmp_path), rows=["half"]).values] == ["half"]
+        with pytest.raises(Begun):
+            run_ablation("steps", **arguments(tmp_path), restarts=2)
+        assert run_ablation("steps", **arguments(tmp_path)) == found
     with pytest.raises(ValueError, match="made with another text"):
         more = [*arguments(tmp_path)["documents"], texts(6, seed=99)]
         run_ablation("steps", **arguments(tmp_path) | {"documents": more})
@@ -116,7 +119,7 @@ def test_rows_are_run_once_and_share_weights(tmp_path, small, monkeypatch):
 def test_workers_compare_their_ablations_before_a_folder_is_made(tmp_path, small, monkeypatch):
     write_data(tmp_path / "data", "sst2")
     start = functools.partial(run_ablation, "steps", **arguments(tmp_path))
-    assert unlike(monkeypatch, start, {"restarts": 2}) == {"restarts", "runs"}
+    assert unlike(monkeypatch, start, {"restarts": 2}) == {"runs"}
     assert not (tmp_path / "out").exists()
 
 

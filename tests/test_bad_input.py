@@ -89,8 +89,8 @@ CASES = [
     ("config value out of range", FINETUNE, rewrite("checkpoint/config.json", num_attention_heads=5),
      "hidden_size 48 is not a multiple of num_heads 5; change one"),
     ("sequence too long", [*FINETUNE, "--seq-length", "49"], None,
-     "seq_length is 49 and the encoder has 48 positions; give seq_length 48 or less"),
-    ("sequence too short", [*FINETUNE, "--seq-length", "2"], None, "seq_length is 2; give at least"),
+     "--seq-length is 49 and the encoder has 48 positions; give --seq-length 48 or less"),
+    ("sequence too short", [*FINETUNE, "--seq-length", "2"], None, "--seq-length is 2; give at least"),
     # The output
     ("output holds a run", [*FINETUNE, "--output", "run"], None, "run already holds a run; give another folder"),
     ("output is a file", [*FINETUNE, "--output", "lines.txt"], None, "lines.txt is a file; give a folder"),

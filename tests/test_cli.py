@@ -21,6 +21,7 @@ from runs import ROOT, VOCABULARY, bare_environment, contents, run_command, shel
 import bert_keras
 from bert_keras import checkpoints
 from bert_keras.checkpoints.published import KNOWN
+from bert_keras.cli import console
 from bert_keras.cli import main as cli
 from bert_keras.fields import Masking, given_settings, names_of
 from bert_keras.savedmodels.verify import ask
@@ -30,16 +31,12 @@ from bert_keras.tasks.hparams import OF_FEATURES, Hparams, Sampling
 from bert_keras.tasks.options import (
     TASK_NAMES,
     TASK_OPTIONS,
-    AblationOptions,
-    ApproachOptions,
     ClassifierOptions,
     ExportOptions,
     FeatureOptions,
     FillMaskOptions,
-    GlueOptions,
     HubOptions,
     PlanOptions,
-    ProtocolOptions,
     ServerOptions,
     TriviaQaOptions,
     VocabularyOptions,
@@ -48,6 +45,12 @@ from bert_keras.tasks.pretraining.recipes import CLASSES as RECIPE_CLASSES
 from bert_keras.tasks.runs.run_folder import load_run
 from bert_keras.tasks.runs.task_types import TASKS
 from bert_keras.tasks.study.rows import NOT_IN_APPROACHES
+from bert_keras.tasks.study.study_options import (
+    AblationOptions,
+    ApproachOptions,
+    GlueOptions,
+    ProtocolOptions,
+)
 
 COMMANDS = (
     "finetune probe protocol glue triviaqa evaluate predict features export serve hub convert triviaqa demo info doctor models "
@@ -188,6 +191,7 @@ def test_the_flag_in_place_of_set_is_named(command, command_line):
             "required: --output; --ouput is no flag: did you mean --output?",
         ),
         (("info",), "the following arguments are required: path"),
+        ((*ABLATE.split(), "--restart=1"), "--restart=1; did you mean --restarts?"),
     ],
 )
 def test_wrong_flags(command, arguments, message):
@@ -196,13 +200,28 @@ def test_wrong_flags(command, arguments, message):
     assert message in err and "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("seq_length is 9; give seq_length 8 or less.", "--seq-length is 9; give --seq-length 8 or less."),
+        ("restarts is 0; restarts must be at least 1.", "--restarts is 0; --restarts must be at least 1."),
+        ("learning_rate is high; give more restarts.", "--learning-rate is high; give more restarts."),
+        2 * ("run/config.json: seq_length is 9; seq_length must be 8.",),
+        2 * ("task: no 'seq_length' in seq_length.txt; num_hidden_layers is 2.",),
+    ],
+)
+def test_messages_name_the_flags_of_the_command(message, shown, monkeypatch):
+    monkeypatch.setattr(console, "_flags", ["--seq-length", "--restarts", "--learning-rate"])
+    assert console.name_flags(message) == shown
+
+
 @pytest.mark.parametrize("line", ["evaluate --run x", "predict --run x", "fill-mask --checkpoint x",
                                   "finetune --task cola --checkpoint x --output x"])  # fmt: skip
 @pytest.mark.parametrize("rows", ["0", "-1"])
 def test_a_batch_has_a_row(command, line, rows, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, err = command(*line.split(), "--batch-size", rows)
-    said = f"batch_size is {rows}; batch_size must be a whole number of at least 1."
+    said = f"--batch-size is {rows}; --batch-size must be a whole number of at least 1."
     assert (code, out, err) == (1, "", f"bert-keras: error: {said}\n")
 
 
@@ -215,13 +234,38 @@ EARLY = [
     ("evaluate --run x --checkpoint y", "give --run alone"),
     ("predict --checkpoint ./nowhere", "no checkpoint at nowhere: no such file or folder"),
     ("predict --checkpoint docs", "no checkpoint in docs; looked for"),
+    ("predict --checkpoint org/name --input nowhere.csv", "no file at nowhere.csv; give a file of examples"),
+    ("features --checkpoint org/name --input docs --output x", "no file at docs, which is a folder with"),
+    (
+        "pretrain --text nowhere.txt --vocab x --output y",
+        "there is no nowhere.txt; give a file, a folder or tfds:NAME",
+    ),
+    ("pretrain --text README.md --held-out nowhere.txt --output y", "there is no nowhere.txt"),
+    ("pretrain --records nowhere --output y", "there is no nowhere"),
+    ("pretrain --text README.md --checkpoint ./nowhere --output y", "no checkpoint at nowhere"),
+    ("vocab --text nowhere.txt --output y", "there is no nowhere.txt"),
+    (
+        "instances --text README.md,lines=document --vocab ./nowhere.txt --output y",
+        "no checkpoint at nowhere.txt",
+    ),
+    ("ablate tasks --text nowhere.txt --vocab x --output y", "there is no nowhere.txt"),
+    ("ablate layers --checkpoint org/name --data conll2003=nowhere --output y", "there is no nowhere"),
+    ("probe --checkpoint ./nowhere --data pos=docs --output y", "no checkpoint at nowhere"),
+    ("glue --data nowhere --checkpoint org/name --output y", "there is no nowhere"),
+    ("export --run nowhere --output y", "no task.json in nowhere"),
+    ("hub --checkpoint ./nowhere --output y", "no checkpoint at nowhere"),
+    ("serve nowhere", "there is no nowhere; give the folder that `bert-keras export` wrote"),
+    ("convert --from ./nowhere --to y", "no checkpoint at nowhere"),
 ]
 
 
 @pytest.mark.parametrize(("line", "words"), EARLY)
 def test_mistakes_that_are_found_before_tensorflow_is_imported(command, monkeypatch, line, words):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("bert_keras.tasks.commands.finetuning.start_strategy", None)
+    for name in "finetuning.start_strategy pretraining.start_strategy study.start_strategy study.start data.start".split():
+        monkeypatch.setattr(f"bert_keras.tasks.commands.{name}", None)
+    for name in ("savedmodels.commands", "cli.checkpoint_commands"):
+        monkeypatch.setattr(f"bert_keras.{name}.start", None)
     code, out, err = command(*line.split())
     assert (code, out, err.count("\n")) == (1, "", 1) and words in err
 
@@ -340,11 +384,7 @@ def test_tasks_of_two_texts_split_at_the_first_tab(tmp_path):
     ("name", "data", "message"),
     [
         ("-", b"1\t2\n\xff\n", "standard input, line 2, byte 1: 0xff is not UTF-8;"),
-        (
-            "x.json",
-            b'{"data": []}',
-            "x.json is a .json file; give one JSON object a line, in .* ends in .jsonl",
-        ),
+        ("x.json", b'{"data": []}', "x.json holds a JSON dict; give an array of objects"),
         ("x.txt", b'{"data": []}', r"x.txt, line 1: 1 text\(s\), expected 2, separated by tabs: a, b;"),
         ("x.tsv", b"a\tc\n1\t2\n", "x.tsv has no column 'b'; the tab-separated columns are 'a', 'c'"),
         ("x.tsv", b"a\tb\n1\n", r"x.tsv, line 2: 1 column\(s\), expected 2"),
@@ -503,7 +543,7 @@ def test_info_of_a_folder_with_another_librarys_task_json(command, sst2, tmp_pat
         ("sst3", "no task named 'sst3': did you mean sst2; the tasks are cola, sst2,"),
         ("custom", "custom reads its labels from files"),
         ("ax --data DATA", "ax has no split '"),
-        ("sst2 --learning-rate -1", "learning_rate is -1.0; learning_rate must be"),
+        ("sst2 --learning-rate -1", "--learning-rate is -1.0; --learning-rate must be"),
     ],
 )
 def test_errors_are_one_line(command, sst2, tmp_path, arguments, message):

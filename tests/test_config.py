@@ -328,7 +328,12 @@ def test_real_files(data_dir):
 
 def test_an_unknown_size_is_an_error():
     assert len({tuple(size) for size in SIZES.values()}) == 25
-    refused("no size named 'huge'; the sizes are L-2_H-128", BertConfig.named, "huge")
+    refused(
+        "no size named 'huge'; the sizes are tiny, .*, and L-LAYERS_H-WIDTH of 2, 4, .* set num_layers, ",
+        BertConfig.named,
+        "huge",
+    )
+    refused("no size named 'lage': did you mean large; the", BertConfig.named, "lage")
 
 
 def test_config_and_features_import_nothing_heavy():

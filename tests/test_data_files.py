@@ -73,6 +73,15 @@ def test_a_download_fails_fast_where_the_host_does_not_answer(unreachable, monke
     assert requests.adapters.HTTPAdapter is usual
 
 
+@pytest.mark.parametrize("line", ["glue --tasks rte", "protocol --task rte", "ablate approaches --tasks rte"])
+def test_a_dry_run_says_what_a_run_would_fetch_and_asks_nobody(line, tiny, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("tensorflow_datasets.load", None)
+    flags = ["--checkpoint", tiny, "--output", tmp_path / "out", "--dry-run"]
+    code, _, err = runs.run_command(capfd, *line.split(), *flags)
+    assert code == 1 and "a run would fetch glue/rte from TensorFlow Datasets, and a dry run" in err
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_command_without_a_network_prints_one_line(unreachable, capfd, tmp_path):
     unreachable("refuses")
     runs.write_checkpoint(tmp_path / "checkpoint")

@@ -487,7 +487,10 @@ def test_bad_input_of_the_command(capfd, checkpoint, text, tmp_path):
         (flags(checkpoint, tmp_path / "none", new), "no file at"),
         (flags(checkpoint, bad, new), "bad.txt, line 2, byte 4: 0xff is not UTF-8"),
         (flags(checkpoint, empty, new), "there is no text"),
-        (flags(checkpoint, text, new, seq_length=600), "seq_length is 600 and the encoder has 48 positions"),
+        (
+            flags(checkpoint, text, new, seq_length=600),
+            "--seq-length is 600 and the encoder has 48 positions",
+        ),
     ]
     for given, message in cases:
         code, out, err = runs.run_command(capfd, "features", *given)

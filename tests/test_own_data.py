@@ -45,6 +45,7 @@ TABLES = {
     "csv": as_csv(ROWS),
     "csv_gz": gzip.compress(as_csv(ROWS)),
     "jsonl": as_jsonl(*({"text": text, "label": label} for text, label in ROWS)),
+    "json": json.dumps([{"text": text, "label": label} for text, label in ROWS], indent=1),
     "parquet": as_parquet(text=[text for text, _ in ROWS], label=[label for _, label in ROWS]),
 }
 
@@ -55,6 +56,11 @@ def test_every_format_gives_the_same_examples(tmp_path, ending):
     got = read(task)
     assert [text.decode() for text in got["text"]] == [text for text, _ in ROWS]
     assert got["label"].tolist() == [0, 1, 0] and task.label_names == ("no", "yes")
+
+
+def test_ndjson_is_another_name_of_jsonl(tmp_path):
+    path = write(tmp_path, x_ndjson=TABLES["jsonl"]) / "x.ndjson"
+    assert [row["text"] for row in read_examples(str(path), ["text"])] == [text for text, _ in ROWS]
 
 
 # A .tsv -> its texts as they are read: with CSV's quotes where a CSV writer wrote the whole file.
@@ -415,7 +421,7 @@ def test_evaluate_warns_of_rows_that_trained_the_run(held, capfd, tmp_path):
 DEV = {
     "neither": ([], "--dev-data, or --dev-fraction"),
     "both": (["--dev-data", "own.csv", "--dev-fraction", "0.1"], "give one of them"),
-    "a fraction out of range": (["--dev-fraction", "1"], "dev_fraction is 1.0; dev_fraction must be"),
+    "a fraction out of range": (["--dev-fraction", "1"], "--dev-fraction is 1.0; --dev-fraction must be"),
     "a folder with a dev split": (["--data", "both", "--dev-fraction", "0.1"], "both has a dev split"),
     "no training file": (["--data", "none.csv", "--dev-fraction", "0.1"], "there is no none.csv .*own.csv"),
     "another task": (["--task", "swag", "--dev-fraction", "0.1", "--text-column", "a"], "--text-column does not"),
@@ -481,3 +487,10 @@ def test_every_command_of_the_page_works_as_it_stands(tmp_path, capfd, monkeypat
     for command in commands:
         code, _, err = runs.run_command(capfd, *command.split())
         assert code == 0, (command, err)
+
+
+def test_the_report_of_scores_has_the_errors_of_all():
+    task = TextClassification(label_type="score")
+    raw = {"text": np.array([b"a", b"b", b"c"], object), "label": np.float32([0.0, 1.0, np.nan])}
+    titles = [table.title for table in task.report({"score": np.float32([0.5, 2.0, 9.0])}, raw)]
+    assert "largest errors; of all: root mean square 0.7906, mean 0.75" in titles

@@ -492,7 +492,8 @@ def test_the_last_line_says_whether_a_model_beats_an_answer_that_reads_nothing(
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*do not say whether to lower-case")
-def test_command(tmp_path, capfd):
+def test_command(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("bert_keras.tasks.pretraining.pretrain.SAVE_EVERY", 2)
     text, vocabulary = tmp_path / "text.txt", tmp_path / "vocab.txt"
     text.write_text("\n\n".join("\n".join(document) for document in documents()))
     vocabulary.write_text("\n".join(runs.VOCABULARY))
@@ -513,6 +514,7 @@ def test_command(tmp_path, capfd):
             command += [flag_of(name), value]
     code, out, err = runs.run_command(capfd, *command)
     assert code == 0, err
+    assert not [*(tmp_path / "run" / "checkpoints").glob("ckpt-*")], "nobody asked for saves that stay"
     assert "held_out_masked_lm_accuracy" in out and "the run is in" in out
     assert f"tensorboard --logdir {tmp_path / 'run'}/logs" in out
     assert re.search(

@@ -17,7 +17,6 @@ from bert_keras.tasks.data.glue import ROWS
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import Hparams, hparams_of
 from bert_keras.tasks.metrics import degenerate_scores
-from bert_keras.tasks.options import ProtocolOptions
 from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.problems.multiple_choice import MultipleChoice
 from bert_keras.tasks.problems.question_answering import QuestionAnswering
@@ -28,6 +27,7 @@ from bert_keras.tasks.study.grid import Cell, run_cells
 from bert_keras.tasks.study.paper import FIGURES, paper_table
 from bert_keras.tasks.study.protocol import LEARNING_RATES, check_grid, protocol_runs, run_protocol, summarize
 from bert_keras.tasks.study.report import summary_tables
+from bert_keras.tasks.study.study_options import ProtocolOptions
 
 HPARAMS = Hparams(epochs=3, batch_size=16, seq_length=16, seed=5)
 

@@ -264,7 +264,7 @@ def test_a_fine_tuning_of_other_settings_is_not_resumed(finished, tmp_path, capf
 
     assert_refused("already holds a run")
     (made.run / RESULTS_FILE).unlink()
-    assert_refused("was made with another learning_rate: 0.001, not 0.002", "--learning-rate", "2e-3")
+    assert_refused("was made with another --learning-rate: 0.001, not 0.002", "--learning-rate", "2e-3")
     file = made.data / "train.tsv"
     file.write_text(file.read_text().replace("good", "warm"))
     assert_refused("was made with another train_examples")

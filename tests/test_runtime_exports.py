@@ -365,7 +365,7 @@ def test_a_task_whose_answers_need_the_text_writes_nothing(sst2, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-NO_RUN, NO_CHECKPOINT = ["--run", "{}/no run"], ["--checkpoint", "{}/none"]
+NO_RUN, NO_CHECKPOINT = ["--run", "{}"], ["--checkpoint", "org/none"]
 ONNX, OPENVINO, LITERT = (["--format", name] for name in RUNTIMES)
 FULL = "is there already and not empty"
 REMOTE, FILE = "this folder is written to a local disk", "file is a file; give a folder"
@@ -388,7 +388,7 @@ REFUSED = [
         "precision is float16 and quantize is int8; the weights of model.tflite have one format",
     ),
     ([*NO_RUN, *LITERT, "--output", "{}"], FULL),
-    ([*NO_RUN, "--seq-length", "0"], "seq_length is 0; seq_length must be a whole number of at least 1"),
+    ([*NO_RUN, "--seq-length", "0"], "--seq-length is 0; --seq-length must be a whole number of at least 1"),
     ([*NO_RUN, "--seq-length", "8"], "give --run alone"),
     ([*NO_RUN, *ONNX, "--freeze"], "freeze must be False for onnx"),
     ([*NO_RUN, "--quantize", "int8"], "quantize must be None for a savedmodel"),
@@ -415,7 +415,7 @@ def test_the_command_refuses_before_it_reads_weights(flags, message, tmp_path, c
     (tmp_path / "file").write_text("")
     flags = ["--output", "{}/out", *flags]
     code, _, err = run_command(capfd, "export", *(word.format(tmp_path) for word in flags))
-    assert code == 1 and message in err and "no run" not in err
+    assert code == 1 and message in err and "task.json" not in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "run"]
 
 

@@ -52,7 +52,7 @@ def test_logits_equal_those_of_the_class_that_wrote_the_saved_model(published):
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:.*lines are repeated later")
+@pytest.mark.filterwarnings("ignore:.*lines are equal to a line below")
 def test_logits_equal_those_of_more_classes(data_dir):
     folders = data_dir / "saved_models"
     if not folders.is_dir():

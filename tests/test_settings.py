@@ -18,6 +18,7 @@ from bert_keras.tasks.pretraining.model import OPTIMIZERS
 from bert_keras.tasks.pretraining.samplers import SAMPLERS
 from bert_keras.tasks.pretraining.vocabulary import KINDS
 from bert_keras.tasks.problems import embedding
+from bert_keras.tasks.study import study_options
 from bert_keras.tasks.study.rows import SCALES
 from bert_keras.tasks.task import POOLINGS
 
@@ -182,7 +183,7 @@ def choices(kind: type, name: str) -> set[str]:
         (options.FeatureOptions, "format", WRITERS),
         (options.VocabularyOptions, "kind", KINDS),
         (options.TaggingOptions, "context", options.TAGGING_DEFAULTS),
-        (options.AblationOptions, "scale", SCALES),
+        (study_options.AblationOptions, "scale", SCALES),
     ],
 )
 def test_every_choice_is_implemented(kind, name, implemented):

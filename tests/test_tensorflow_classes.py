@@ -71,7 +71,7 @@ GENUINE = (
 )
 
 
-@pytest.mark.filterwarnings("ignore:.*lines are repeated later")  # in these files
+@pytest.mark.filterwarnings("ignore:.*lines are equal to a line below")  # in these files
 @pytest.mark.parametrize("name", GENUINE)
 def test_logits_equal_those_of_the_class_that_wrote_the_file(name, data_dir):
     folder = data_dir / "tf_model_h5" / name

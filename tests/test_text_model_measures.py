@@ -10,6 +10,7 @@ from runs import texts, write_checkpoint
 
 import bert_keras as bk
 from bert_keras.errors import BertKerasError
+from bert_keras.tasks.strings import text_model_parts
 from bert_keras.tasks.strings.text_model_parts import choose_modes
 
 NAMES = ["bad", "good"]
@@ -150,6 +151,29 @@ def test_metrics_do_not_count_padding(checkpoint):
     right = np.array(predicted) == np.concatenate(TAGS)
     logs = model.evaluate(WORDS, TAGS, verbose=0, return_dict=True)
     assert logs["own"] == pytest.approx(np.mean(right)) == pytest.approx(logs["accuracy"])
+
+
+@pytest.mark.parametrize(
+    ("make", "asked", "late"),
+    [
+        (lambda ckpt: bk.tagger(ckpt, ["PER"]), ["f1", "accuracy"], ("f1",)),
+        (lambda ckpt: bk.question_answerer(ckpt, max_query_length=8), ["f1"], ("f1",)),
+        (bk.regressor, ["spearman"], ("spearman",)),
+        (lambda ckpt: bk.classifier(ckpt, NAMES, seq_length=16, doc_stride=4), ["f1"], ("f1",)),
+        (lambda ckpt: bk.classifier(ckpt, NAMES), ["f1", "accuracy"], ()),
+        (lambda ckpt: bk.chooser(ckpt, 2), ["accuracy"], ()),
+    ],
+    ids=["tags", "answers", "score", "windows", "class", "choice"],
+)
+def test_a_metric_without_a_number_in_training_is_named(make, asked, late, checkpoint):
+    assert text_model_parts.read_metrics(make(checkpoint).problem, asked)[2] == late
+
+
+def test_fit_without_validation_data_warns_of_metrics_that_need_it(checkpoint):
+    tagger = bk.tagger(checkpoint, ["PER"])
+    tagger.compile(metrics=["f1"])
+    with pytest.raises(UserWarning, match="f1: measured on validation data alone"):  # before the training
+        tagger.fit(WORDS, TAGS, verbose=0)
 
 
 def test_a_users_metric_takes_the_place_of_the_problems_of_the_same_name(checkpoint):

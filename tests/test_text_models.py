@@ -18,16 +18,17 @@ from runs import ROOT, SIZES, contents, full_disk, run_command, texts, write_che
 
 import bert_keras as bk
 from bert_keras.errors import BertKerasError
+from bert_keras.io.other_names import ATTRIBUTES
 from bert_keras.model.layers import Dense
 from bert_keras.optimization.training_model import TrainingModel
-from bert_keras.tasks.data.columns import class_ids
+from bert_keras.tasks.data.columns import class_ids, read_columns
 from bert_keras.tasks.finetuning.finetune import plan_finetuning
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.problems.multiple_choice import MultipleChoice
 from bert_keras.tasks.runs.task_types import open_task
 from bert_keras.tasks.strings.text_batches import make_class_weights, text_batches
-from bert_keras.tasks.strings.text_data import cut_texts
+from bert_keras.tasks.strings.text_data import cut_texts, feature_batches
 
 pytestmark = [pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")]
 TEXTS = texts(24, seed=0)
@@ -133,6 +134,26 @@ def test_forms_of_data_give_the_same_batches(form, untrained):
 
 
 @pytest.mark.long
+def test_arrays_of_features_are_trained_and_measured_as_a_data_set_of_them(model):
+    """A tokenizer's output, as people keep it."""
+    x = {name: one.numpy() for name, one in model.preprocess(tf.constant(TEXTS)).items()}
+    data = tf.data.Dataset.from_tensor_slices((x, IDS)).batch(5)
+    assert model.evaluate(x, IDS, verbose=0) == pytest.approx(model.evaluate(data, verbose=0), abs=1e-6)
+    order = [
+        batch[1].numpy().tolist() for seed in (None, 1) for batch in feature_batches(x, range(24), seed=seed)
+    ]
+    assert order[0] == [*range(24)] != order[1] and sorted(order[1]) == order[0]
+    model.compile(learning_rate=1e-3)
+    weighed = {"sample_weight": np.ones(24), "validation_data": (x, IDS)}
+    history = model.fit(x, np.array(IDS), batch_size=8, epochs=2, verbose=0, **weighed).history
+    assert history["loss"][1] < history["loss"][0] and "val_loss" in history
+    wrong = {"without labels": {}, "no numbers": {"y": LABELS}, "unequal .* 24, labels 3": {"y": IDS[:3]}}
+    for words, given in (wrong | {"class_weight applies": {"y": IDS, "class_weight": "balanced"}}).items():
+        with pytest.raises(BertKerasError, match=words):
+            model.fit(x, **given)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     "data",
     [
@@ -177,6 +198,13 @@ def test_numbers_name_labels_of_digits():
         np.testing.assert_array_equal(make_class_weights(problem, {key: 3.0}), [3, 1, 1])
     with pytest.raises(BertKerasError, match="class_weight names 0; the labels are 1, 2, 3"):
         make_class_weights(problem, {0: 3.0})
+
+
+def test_pairs_in_rows_are_those_in_columns():
+    pairs = [*zip(TEXTS, TEXTS[::-1], strict=True)]
+    for x in (pairs, [*map(list, pairs)], np.array(pairs), [*map(np.array, pairs)], (TEXTS, TEXTS[::-1])):
+        found = read_columns(x, "ab")
+        assert [b"".join(found[name]).decode() for name in "ab"] == ["".join(TEXTS), "".join(TEXTS[::-1])]
 
 
 def test_evaluate_lists_the_loss_first(untrained):
@@ -453,6 +481,10 @@ def test_the_command_trains_a_text_model(sst2, checkpoint):
         ("class", TEXTS, ["great", *LABELS[1:]], ["'great'", "row 0", "'bad', 'good'"]),
         ("class", TEXTS, [2] * 24, ["2", "row 0", "0 to 1"]),
         ("class", TEXTS, [True, False] * 12, ["True", "row 0"]),
+        *(("class", TEXTS, y, ["row 0", "one-hot", "np.argmax(y, axis=1)"])
+          for y in (np.eye(2, dtype=int)[[1] * 24], [[0, 1]] * 24, [*np.eye(2, dtype=int)[[1] * 24]], [(False, True)] * 24)),
+        ("class", tf.data.Dataset.from_tensors((["a"], [[0.0, 1.0]])), None, ["batch 0", "one-hot"]),
+        ("class", TEXTS, [[0.4, 0.6]] * 24, ["[0.4, 0.6]", "row 0", "0 to 1"]),
         ("class", TEXTS, types.SimpleNamespace(columns=["label"]), ["data frame", "label", "to_numpy"]),
         ("class", tf.data.Dataset.from_tensors((["a"], ["bad"], [-1.0])), None, ["batch 0", "row 0", "-1", "weight"]),
         ("class", tf.data.Dataset.from_tensors((["a"], ["bad"], [np.nan])), None, ["batch 0", "row 0", "nan", "weight"]),
@@ -462,6 +494,7 @@ def test_the_command_trains_a_text_model(sst2, checkpoint):
         ("class", ["\ud800"], ["bad"], ["row 0", "surrogate"]),
         ("pair", TEXTS, LABELS, ["premise", "hypothesis"]),
         ("pair", (TEXTS, TEXTS[:2]), LABELS, ["unequal", "24", "2"]),
+        ("pair", [TEXTS[:2], TEXTS[2:4]], LABELS[:2], ["2 lists of 2", "rows or columns"]),
         ("score", TEXTS, [float("nan")] * 24, ["row 0", "nan"]),
         ("multi", ["good"], [["great"]], ["row 0", "'great'"]),
         ("multi", ["good"], [[b"\xff"]], ["row 0", "'\ufffd'"]),
@@ -553,7 +586,30 @@ SETTINGS = [
     *((lambda _, ckpt, name=name: bk.classifier(ckpt, NAMES, text=(name, "to")), f"text is .*'{name}'.*no keywords")
       for name in ("label", "self", "from")),
     (lambda *_: bk.load("nowhere"), "nowhere"),
+    # Names of other libraries, before anything is read.
+    (lambda *_: bk.classifier("nowhere", num_labels=2), r'no argument num_labels; give labels=\["bad", "good"\]'),
+    (lambda *_: bk.question_answerer("nowhere", max_length=64), "no argument max_length; give seq_length="),
+    (lambda model, _: model.preprocess.tokenizer(TEXTS, return_tensors="tf"), "a WordPiece is not called; .*Preprocessor"),
 ]  # fmt: skip
+
+
+def test_attributes_of_other_libraries_are_answered_with_ours(untrained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {
+        "bert_keras": bk,
+        "model": untrained,
+        "tokenizer": untrained.preprocess.tokenizer,
+        "ids": [5],
+        "text": "a",
+    }
+    for ours in sorted({*ATTRIBUTES.values()}, reverse=True):  # saved before it is loaded
+        eval(ours, names | {"texts": TEXTS})
+    for one in (untrained, names["tokenizer"]):
+        with pytest.raises(
+            AttributeError, match="has no batch_encode_plus; bert_keras.Preprocessor.*migrate.md"
+        ):
+            one.batch_encode_plus(TEXTS, return_tensors="tf")
+        assert not hasattr(one, "other")
 
 
 @pytest.mark.parametrize(("call", "message"), SETTINGS)

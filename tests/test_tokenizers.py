@@ -269,7 +269,7 @@ class TestVocabulary:
     @pytest.mark.parametrize(
         ("more", "text", "ids", "said"),
         [
-            (["x", "hello", "y"], "hello y", [15, 16], r"1 .* repeated later, .* \(line 6 'hello'\)"),
+            (["x", "hello", "y"], "hello y", [15, 16], r"1 .* equal to a line below .* \(line 6 'hello'\)"),
             (["x", "", "y"], "x y", [14, 16], r"1 of its lines are blank \(line 16\)"),
             (["new york", "y"], "new york y", [1, 1, 15], r"1 .* with a space.*\(line 15\)"),
             (["##e", "\t", "y"], "hello e un\0 une y", [5, 12, 7, 7, 14, 16], "line 14 '##e'.*blank"),

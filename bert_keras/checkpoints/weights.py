@@ -126,7 +126,9 @@ def refuse_lacking(lacking: Sequence[str], checkpoint: Checkpoint, *, layers: in
                 f"{named}the checkpoint has no masked LM head; its generator has one: give {generator}."
             )
         raise BertKerasError(f"{named}the checkpoint has no {_HEAD_WORDS[first]}")
-    hint = "; fresh=('pooler',) initializes it randomly" if parts == ["pooler"] else ""
+    hint = ""
+    if parts == ["pooler"]:
+        hint = "; fresh=('pooler',), or `bert-keras hub --fresh-pooler`, initializes it randomly"
     there = {part for part in checkpoint.parts if part.startswith("block_")}
     if there and not there & {*parts} and all(part.startswith("block_") for part in parts):
         hint = f"; it has {len(there)} layers, and num_hidden_layers is {layers}"

@@ -43,14 +43,15 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_convert(args: argparse.Namespace) -> None:
-    start()
-    from bert_keras import checkpoints
+    from bert_keras import checkpoints  # NumPy
     from bert_keras.checkpoints.hugging_face import TOP
     from bert_keras.io.folders import check_folder
     from bert_keras.io.paths import to_path
 
     checkpoints.format_named(args.format)
     check_folder(to_path(args.target))
+    checkpoints.check_there(args.source)
+    start()
     source = checkpoints.resolve(args.source)
     form = checkpoints.find_format(source)
     # Google, Model Garden and Keras 2 have no library that runs here, and a SavedModel is not run.

@@ -7,11 +7,12 @@ import io
 import json
 import math
 import os
+import re
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from absl import logging
@@ -131,9 +132,34 @@ def _discard(stream: Any) -> None:
     os.close(null)
 
 
-def show_warnings() -> None:
-    """Prints each warning in one line, and flushes standard output after each line: people read logs during training."""
-    warnings.showwarning = lambda message, *rest, **more: print(f"warning: {message}", file=sys.stderr)
+def name_flags(text: str) -> str:
+    """A message of a function with the flags of the running command in place of the names of arguments.
+
+    A name of one word is only replaced where the error of a setting begins with it: it may be a word of English. Fields of a JSON
+    file keep their names, and so do names in quotes.
+    """
+    if re.search(r"\.json\b", text):
+        return text
+    setting = re.match(r"([a-z]\w*) is .*; (\1) must be ", text)
+    starts = (setting.start(1), setting.start(2)) if setting else ()
+
+    def flag_of(found: re.Match[str]) -> str:
+        flag = f"--{found[0].replace('_', '-')}"
+        return flag if flag in _flags and ("_" in found[0] or found.start() in starts) else found[0]
+
+    return re.sub(r"(?<![\w.'\"/=-])[a-z]\w*(?![\w'\"(/]|\.\w)", flag_of, text)
+
+
+def show_warnings(flags: Collection[str] = ()) -> None:
+    """Prints each warning in one line, and flushes standard output after each line: people read logs during training.
+
+    flags: of the command, which messages name from now on
+    """
+    global _flags
+    _flags = flags
+    warnings.showwarning = lambda message, *rest, **more: print(
+        f"warning: {name_flags(str(message))}", file=sys.stderr
+    )
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
 
@@ -150,7 +176,7 @@ def one_line_errors(*, debug: bool) -> Iterator[None]:
         if debug:
             raise
         with contextlib.suppress(OSError):  # standard error may be closed too
-            print(f"bert-keras: error: {' '.join(_reason(error).split())}", file=sys.stderr)
+            print(f"bert-keras: error: {name_flags(' '.join(_reason(error).split()))}", file=sys.stderr)
         if isinstance(error, WorkerLost):
             # TensorFlow's threads may wait for the lost worker when Python ends.
             flush_streams()
@@ -175,6 +201,7 @@ def _reason(error: Exception) -> str:
 # These hide the bars of tqdm, which TensorFlow Datasets, pooch and kagglehub show, and of huggingface_hub.
 _NO_BARS = {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 _quiet = False
+_flags: Collection[str] = ()
 
 
 @contextlib.contextmanager
@@ -216,6 +243,7 @@ def print_errors_only() -> None:
 
 def say(line: str) -> None:
     """Prints a message about running work; with --quiet only a warning, on standard error."""
+    line = name_flags(line) if line.startswith("warning: ") else line
     if not _quiet:
         print(line)
     elif line.startswith("warning: "):

@@ -7,9 +7,10 @@ import argparse
 import contextlib
 import difflib
 import importlib
+import itertools
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from absl import app
@@ -130,7 +131,7 @@ class _Parser(argparse_flags.ArgumentParser):
 
 
 def _run(args: argparse.Namespace) -> None:
-    show_warnings()
+    show_warnings(args.flags)
     with contextlib.ExitStack() as stack:
         stack.enter_context(one_line_errors(debug=args.debug))
         stack.enter_context(interruptible())
@@ -166,8 +167,16 @@ def parser(names: Sequence[str], words: Sequence[str] = ()) -> argparse.Argument
         command.add_flags(own)
         command.add_own(own, words)
         own.set_defaults(run_command=command.run, trains=command.trains)
-        own.set_defaults(refuse=own.error, flags=[*own._option_string_actions])
+        own.set_defaults(refuse=own.error, flags=[*_flags_of(own)])
     return made
+
+
+def _flags_of(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Yields the flags of a parser and of the parsers below it."""
+    yield from parser._option_string_actions
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            yield from itertools.chain.from_iterable(map(_flags_of, action.choices.values()))
 
 
 if __name__ == "__main__":

@@ -7,12 +7,13 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
+from bert_keras.io.other_names import FEATURES, AnswersOtherNames
 from bert_keras.io.signals import tracing
 from bert_keras.text.added_tokens import AddedTokens, Columns
 from bert_keras.text.rules import BERT_PAIR, AddedToken, Rules
@@ -59,7 +60,7 @@ def find_special(
     return SpecialTokens(**{role: ids.get(token) for role, token in names.items()})  # type: ignore[arg-type]
 
 
-class Tokenizer(tf.Module):
+class Tokenizer(AnswersOtherNames, tf.Module):
     """The methods and properties that preprocessing, masking, the tasks and checkpoints use; both methods run in graph.
 
     vocabulary: the model's own tokens in the order of their ids; those of the added tokens follow
@@ -107,6 +108,10 @@ class Tokenizer(tf.Module):
             traced = functools.partial(tracing()(method))
             graph = tf.function(traced, input_signature=[tf.TensorSpec([None], tf.string)], autograph=False)
             setattr(self, method.__name__, graph)
+
+    def __call__(self, *texts: Any, **options: Any) -> NoReturn:
+        """Raises BertKerasError: a tokenizer is called in other libraries."""
+        raise BertKerasError(f"a {type(self).__name__} is not called; {FEATURES} gives what a model reads.")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.vocab_size:,} tokens, lower_case={self.lower_case})"

@@ -92,6 +92,8 @@ def read_pieces(path: str | os.PathLike[str]) -> tuple[str, ...]:
 
 _OTHER_MARK = "marked by \u2581 or \u0120, which WordPiece does not read (its own mark, ##, is in no line)"
 
+_AGAIN = "equal to a line below them, and the last of equal lines gives the id"
+
 
 def _odd_lines(lines: Sequence[str]) -> list[str]:
     """The lines that no text reaches, in words: for each kind their number and the first."""
@@ -102,7 +104,7 @@ def _odd_lines(lines: Sequence[str]) -> list[str]:
         if not line.strip(" \t\r"):
             kinds.setdefault("blank", []).append(f"line {i + 1}")
         elif last[line] != i:
-            kinds.setdefault("repeated later, where they count", []).append(f"line {i + 1} {shortened(line)}")
+            kinds.setdefault(_AGAIN, []).append(f"line {i + 1} {shortened(line)}")
         elif " " in line or "\t" in line:
             kinds.setdefault("with a space, which no token of a text has", []).append(f"line {i + 1}")
         elif line[0] in "\u2581\u0120" and len(line) > 1 and not has_inner:

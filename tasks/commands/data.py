@@ -13,6 +13,7 @@ from bert_keras.cli.console import PATH, SEVERAL, Command, progress, start, tabl
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import Masking, add_flags, flag_of, given_settings, names_of
 from bert_keras.io.paths import to_path
+from bert_keras.tasks.commands.early import check_paths, check_text
 from bert_keras.tasks.commands.flags import (
     CHECKPOINT_HELP,
     TEXT_HELP,
@@ -84,6 +85,7 @@ def _run_instances(args: argparse.Namespace) -> None:
         raise BertKerasError(
             "--workers does not apply to --beam; give the flags of its runner after --beam --."
         )
+    check_text(args)
     start()
     from bert_keras import checkpoints
     from bert_keras.tasks.pretraining.corpus import open_corpora
@@ -158,6 +160,7 @@ def _add_vocab(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_vocab(args: argparse.Namespace) -> None:
+    check_text(args)
     start()
     from bert_keras.tasks.pretraining.corpus import open_corpora
     from bert_keras.tasks.pretraining.vocabulary import write_vocabulary
@@ -235,6 +238,7 @@ def _add_features(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_features(args: argparse.Namespace) -> None:
+    check_paths(args)
     start()
     from bert_keras.tasks.data.sources import numbered_lines
     from bert_keras.tasks.frozen.extract_file import extract_file

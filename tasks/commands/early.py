@@ -1,12 +1,14 @@
 """Checks of a command's flags before TensorFlow is imported, which takes seconds: names of tasks, and paths where nothing is."""
 
 import argparse
+from typing import Any
 
 from bert_keras.errors import BertKerasError
 from bert_keras.io.own_code import is_own
 from bert_keras.io.paths import is_remote, to_path
 from bert_keras.tasks.commands.flags import OF_RUN, task_settings
-from bert_keras.tasks.data.sources import missing_source
+from bert_keras.tasks.data.sources import check_input, missing_source
+from bert_keras.tasks.data.tables import STANDARD_INPUT
 from bert_keras.tasks.options import check_task_name
 
 
@@ -19,9 +21,9 @@ def check_model(args: argparse.Namespace) -> None:
 
 
 def check_paths(args: argparse.Namespace) -> None:
-    """Raises BertKerasError for an unknown --task, and for a --run, --checkpoint, --data or --dev-data that is not there.
+    """Raises BertKerasError for an unknown --task, and for a path of a run, a checkpoint, data or input that is not there.
 
-    A folder without a checkpoint is refused too. The name of a model is not looked up.
+    A folder without a checkpoint is refused too. The name of a model is not looked up. --data may be a list of NAME=PATH.
     """
     given = vars(args)
     if (task := given.get("task")) and not is_own(task):
@@ -30,10 +32,32 @@ def check_paths(args: argparse.Namespace) -> None:
 
     for missing, paths in (
         (checkpoints.missing_run, given.get("run") or ()),
-        (missing_source, (given.get("data"), given.get("dev_data"))),
+        (missing_source, [path for name in ("data", "dev_data") for path in _paths(given.get(name))]),
+        (missing_source, given.get("records") or ()),
     ):
         for path in paths:
-            if path and not is_remote(path) and not to_path(path).exists():
+            if not is_remote(path) and not to_path(path).exists():
                 raise missing(to_path(path))
+    if given.get("input", STANDARD_INPUT) != STANDARD_INPUT and not is_remote(args.input):
+        check_input(to_path(args.input))
     if given.get("checkpoint"):
         checkpoints.check_there(given["checkpoint"])
+
+
+def _paths(given: Any) -> list[str]:
+    """A path, or those of a list of NAME=PATH."""
+    return [given] if isinstance(given, str) else [one.partition("=")[2] for one in given or ()]
+
+
+def check_text(args: argparse.Namespace, *more: str) -> None:
+    """As `check_paths`, and raises BertKerasError for a --text or a --vocab that is not there. more: other text."""
+    from bert_keras import checkpoints
+    from bert_keras.tasks.pretraining.corpus import open_corpora  # NumPy
+
+    texts = [*(args.text or ()), *more]
+    if local := [text for text in texts if not is_remote(text)]:
+        open_corpora(local)
+    check_paths(args)
+    vocabulary = vars(args).get("vocab")
+    if vocabulary and not is_remote(vocabulary) and not to_path(vocabulary).exists():
+        checkpoints.check_there(vocabulary)

@@ -35,7 +35,7 @@ CHECKPOINT_HELP = (
 )
 DATA_HELP = (
     "folder of the task's files, or one file (default for GLUE, SQuAD and CoNLL-2003: TensorFlow Datasets fetches them). "
-    "GLUE and custom read .csv, .tsv, .jsonl and .parquet"
+    "GLUE and custom read .csv, .tsv, .jsonl, .json and .parquet"
 )
 RUNS_HELP = (
     "folder that finetune wrote, or the .keras file of a TextModel; several runs form an ensemble: their outputs are "
@@ -43,7 +43,7 @@ RUNS_HELP = (
 )
 SAVE_HELP = (
     "steps between two saves, each three times the size of the weights; 0 saves nothing; rerun the same command to resume an "
-    "interrupted run"
+    "interrupted run; the saves stay after the end only if the flag was given"
 )
 TEXT_HELP = "files, folders or tfds:NAME (format: see below)"
 VOCAB_HELP = "a vocab.txt, a spiece.model or a folder with one of them"

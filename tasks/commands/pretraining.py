@@ -12,6 +12,7 @@ from bert_keras.cli.console import PATH, SEVERAL, Command, say_first, table
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import add_flags, given_settings
 from bert_keras.io.paths import to_path
+from bert_keras.tasks.commands.early import check_text
 from bert_keras.tasks.commands.flags import (
     SAVE_HELP,
     TEXT_HELP,
@@ -62,7 +63,7 @@ def _add_pretrain(parser: argparse.ArgumentParser) -> None:
     )
     add_segmenter(parser)
     add_show(parser)
-    add("--save-every", type=int, default=1000, help=f"{SAVE_HELP} (default: 1000)")
+    add("--save-every", type=int, help=f"{SAVE_HELP} (default: 1000)")
     add(
         "--snapshots",
         type=int,
@@ -82,6 +83,8 @@ def _add_pretrain(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_pretrain(args: argparse.Namespace) -> None:
+    held_out = args.held_out and _fraction(args.held_out)
+    check_text(args, *([args.held_out] if args.text and args.held_out and held_out is None else []))
     start_strategy(args.strategy)
     from bert_keras import checkpoints
     from bert_keras.tasks.pretraining.corpus import open_corpora
@@ -89,7 +92,6 @@ def _run_pretrain(args: argparse.Namespace) -> None:
     from bert_keras.tasks.pretraining.pretrain import Pretraining, pretrain
     from bert_keras.tasks.training.loop import LOGS
 
-    held_out = args.held_out and _fraction(args.held_out)
     if args.held_out and held_out is None:
         held_out = args.held_out if args.records else open_corpora([args.held_out])
     given = Pretraining(

@@ -4,12 +4,15 @@ TensorFlow is imported when a command runs; flags and help need none.
 """
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from bert_keras.cli.console import PATH, SEVERAL, Command, add_parser, say, start, table
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import add_flags, given_settings
+from bert_keras.tasks.commands.early import check_paths, check_text
 from bert_keras.tasks.commands.finetuning import check_given_task, open_given_task
 from bert_keras.tasks.commands.flags import (
     CHECKPOINT_HELP,
@@ -24,18 +27,18 @@ from bert_keras.tasks.commands.flags import (
     add_task_options,
     start_strategy,
 )
+from bert_keras.tasks.data.sources import without_downloads
 from bert_keras.tasks.hparams import OF_FEATURES, Hparams
-from bert_keras.tasks.options import (
-    TASK_OPTIONS,
+from bert_keras.tasks.options import TASK_OPTIONS, ClassifierOptions
+from bert_keras.tasks.pretraining.recipes import CLASSES
+from bert_keras.tasks.study.rows import ABLATIONS, APPROACHES, CONTROL, NOT_IN_APPROACHES, SCALES, SCORED
+from bert_keras.tasks.study.study_options import (
     AblationOptions,
     ApproachOptions,
-    ClassifierOptions,
     GlueOptions,
     ProbeOptions,
     ProtocolOptions,
 )
-from bert_keras.tasks.pretraining.recipes import CLASSES
-from bert_keras.tasks.study.rows import ABLATIONS, APPROACHES, CONTROL, NOT_IN_APPROACHES, SCALES, SCORED
 
 OF_EXAMPLES = (
     "max_examples",
@@ -53,6 +56,17 @@ def _add_output(parser: argparse.ArgumentParser, text: str = OUTPUT_HELP) -> Non
         action="store_true",
         help="print the trainings, their steps and an estimate of the time, and train nothing",
     )
+
+
+def _dry(run: Callable[[argparse.Namespace], None]) -> Callable[[argparse.Namespace], None]:
+    """The command, which downloads no data with --dry-run."""
+
+    @functools.wraps(run)
+    def ran(args: argparse.Namespace) -> None:
+        with without_downloads() if args.dry_run else contextlib.nullcontext():
+            run(args)
+
+    return ran
 
 
 def _ran(study: Any, args: argparse.Namespace) -> Any:
@@ -137,12 +151,14 @@ def _sources(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _print(tables: Iterable[Any]) -> None:
-    for title, columns, rows in tables:
-        table(columns, rows, title=title)
+    for one in tables:
+        table(one.columns, one.rows, title=one.title)
 
 
+@_dry
 def _run_ablate(args: argparse.Namespace) -> None:
     data = _sources(args)
+    check_paths(args) if args.ablation in APPROACHES else check_text(args)
     start_strategy(args.strategy)
     how = {
         "data": data,
@@ -205,16 +221,15 @@ def _add_probe(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, ProbeOptions)
 
 
+@_dry
 def _run_probe(args: argparse.Namespace) -> None:
+    data = _pairs("--data", args.data)
+    check_paths(args)
     start(deterministic=True)
     from bert_keras.tasks.study.probe import conclusions, plan_probes, tables
 
     study = plan_probes(
-        _pairs("--data", args.data),
-        checkpoint=args.checkpoint,
-        output=args.output,
-        log=say,
-        **given_settings(args, ProbeOptions),
+        data, checkpoint=args.checkpoint, output=args.output, log=say, **given_settings(args, ProbeOptions)
     )
     if (results := _ran(study, args)) is not None:
         for result, one in zip(results, tables(results), strict=True):
@@ -236,6 +251,7 @@ def _add_protocol(parser: argparse.ArgumentParser) -> None:
     add_task_options(parser)
 
 
+@_dry
 def _run_protocol(args: argparse.Namespace) -> None:
     check_given_task(args, holds_out=False)
     start_strategy(args.strategy)
@@ -272,7 +288,9 @@ def _add_glue(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, GlueOptions)
 
 
+@_dry
 def _run_glue(args: argparse.Namespace) -> None:
+    check_paths(args)
     start_strategy(args.strategy)
     from bert_keras.tasks.metrics import percent
     from bert_keras.tasks.study.glue import glue_score, plan_glue

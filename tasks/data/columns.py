@@ -1,7 +1,7 @@
 """Texts and labels as people have them -> columns: lists, NumPy arrays, data frames, tensors, and the labels in files.
 
 A problem names its texts in `signature`. One text is a list of strings; several texts are a dict or a data frame of columns, a
-tuple of columns, or a list of tuples.
+tuple of columns, or a list of rows.
 """
 
 import itertools
@@ -53,11 +53,18 @@ def _by_name(x: Any, names: Sequence[str]) -> Mapping[str, Any]:
     if isinstance(x, tuple) and len(x) == len(names):
         return dict(zip(names, x, strict=True))
     rows = x if isinstance(x, np.ndarray) else list(x) if isinstance(x, Sequence) else []
-    if len(rows) and all(isinstance(row, tuple | np.ndarray) and len(row) == len(names) for row in rows):
+    whole = len(rows) and all(
+        isinstance(row, tuple | list | np.ndarray) and len(row) == len(names) for row in rows
+    )
+    square = whole and len(rows) == len(names) and isinstance(rows[0], list)
+    if whole and not square:
         return dict(zip(names, zip(*rows, strict=True), strict=True))
+    given = (
+        f"{len(names)} lists of {len(names)}, which may be rows or columns" if square else type(x).__name__
+    )
     raise BertKerasError(
         f"the model reads {', '.join(names)}; give a dict or a data frame with these columns, a tuple of {len(names)} "
-        f"lists, or a list of tuples; got {type(x).__name__}."
+        f"lists, or a list of tuples; got {given}."
     )
 
 
@@ -151,6 +158,11 @@ def class_ids(y: Any, labels: Sequence[str]) -> np.ndarray:
     if None in found:
         row = found.index(None)
         given = _as_str(rows[row])
+        row_of = list_values(given) if isinstance(given, list | tuple | np.ndarray) else []
+        if len(row_of) == len(labels) and all(one in (0, 1) for one in row_of) and sum(row_of) == 1:
+            raise BertKerasError(
+                f"the label in row {row} is {shortened(row_of)}, which is one-hot; give ids: np.argmax(y, axis=1)."
+            )
         index = "" if number_ids(labels) else f", or its index, a number from 0 to {len(labels) - 1}"
         raise BertKerasError(
             f"label {given!r}, of type {type(given).__name__}, in row {row}; give one of {', '.join(map(repr, labels))}{index}."

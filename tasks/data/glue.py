@@ -30,7 +30,7 @@ LABEL = "label"
 IDX = "idx"  # the position of the example in its file, from 0
 NO_LABEL = "-"  # the label of a text without one in SNLI and MNLI, beside labels that are words
 UNLABELLED = -1  # the label in TensorFlow Datasets where the test labels are withheld
-COLUMN_ADVICE = "`finetune` reads other columns with --text-column and --label-column (in Python: text_column and label_column)"
+COLUMN_ADVICE = "`finetune` reads other columns with text_column and label_column"
 CUSTOM = "custom"  # the name of a user's own data
 TAKEN = (LABEL, IDX, "row", "self", "sample_weight")  # names that a text cannot have
 # Columns that are no text, in any case: pandas writes an index without a name, reads it as one of the last, and in Parquet writes

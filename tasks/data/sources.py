@@ -84,6 +84,16 @@ def missing_source(path: Path) -> MissingFileError:
     )
 
 
+def check_input(path: Path) -> None:
+    """Raises MissingFileError for a path of examples that is a folder, or is not there."""
+    if path.is_dir():
+        raise MissingFileError(f"no file at {path}, which is a folder with {listing(path)}; give a file.")
+    if not path.exists():
+        raise MissingFileError(
+            f"no file at {path}{did_you_mean(path)}; give a file of examples, or - for standard input."
+        )
+
+
 def listing(folder: Path) -> str:
     """The first names in a folder, for an error."""
     names = sorted(entry.name for entry in folder.iterdir())
@@ -209,11 +219,17 @@ def load_tfds(
     instead: the source that the error recommends
     only: the features to read, in the form of `tfds.decode.PartialDecoding`; None reads all
 
-    Raises MissingFileError where loading fails.
+    Raises MissingFileError where loading fails, and `without_downloads` for a data set that is not on this disk.
     """
     # Imported here: the import is slow, and files do not need it.
     import tensorflow_datasets as tfds
 
+    folder = Path(tfds.core.constants.DATA_DIR, name.replace(":", "/"))
+    if not _downloads and not any(folder.rglob("dataset_info.json")):
+        raise MissingFileError(
+            f"a run would fetch {name} from TensorFlow Datasets, and a dry run, which counts the examples, fetches nothing ("
+            f"{folder} has none); give {instead}."
+        )
     try:
         with _fails_fast(), contextlib.redirect_stdout(io.StringIO()):
             decoders = None if only is None else tfds.decode.PartialDecoding(only)
@@ -222,6 +238,20 @@ def load_tfds(
         raise MissingFileError(
             f"{name} cannot be loaded from TensorFlow Datasets ({_reason(error)}); give {instead}."
         ) from error
+
+
+_downloads = True
+
+
+@contextlib.contextmanager
+def without_downloads() -> Iterator[None]:
+    """Within it, `load_tfds` reads only data sets that are on this disk, and asks no server."""
+    global _downloads
+    _downloads = False
+    try:
+        yield
+    finally:
+        _downloads = True
 
 
 @contextlib.contextmanager

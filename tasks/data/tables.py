@@ -1,12 +1,11 @@
-"""Reads tables of text: CSV, TSV, JSON lines and Parquet files, by the ends of their names.
+"""Reads tables of text: CSV, TSV, JSON and Parquet files, by the ends of their names.
 
 .csv      a header; commas; quotes as in RFC 4180, so that a quoted field may hold commas, line ends and doubled quotes
 .tsv      a header; tabs; quotes are text, as in GLUE's files, unless a CSV writer wrote the file (quoting.py)
-.jsonl    one object per line
+.jsonl    one object per line, .ndjson too; .json, an array of objects
 .parquet  columns of strings, numbers or lists
 
-Files of text are UTF-8, with or without a byte order mark, and may be gzipped (.csv.gz); blank lines are skipped. A data set is a
-choice of columns: GLUE, SWAG, CODAH, cloze tests, a user's own table and the examples of `predict` are read here.
+Files of text are UTF-8, with or without a byte order mark, and may be gzipped (.csv.gz); blank lines are skipped.
 """
 
 import contextlib
@@ -26,16 +25,18 @@ from bert_keras.tasks.data.sources import (
     MAX_LINE_BYTES,
     MAX_UNPACKED_BYTES,
     bounded_lines,
+    check_input,
     check_text,
     decoded_lines,
     ended_lines,
     listing,
     nonblank_lines,
-    refuse_forms,
+    read_text,
     without_end,
 )
 
-ENDINGS = (".tsv", ".csv", ".jsonl", ".parquet")
+ENDINGS = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
+JSON = {".jsonl": "one object per line", ".json": "an array of objects"}
 PACKED = ".gz"
 SAMPLE = 1_000  # lines that are compared with the header
 MAX_RATIO = 100  # of a Parquet file's content to its size, over MAX_UNPACKED_BYTES
@@ -57,7 +58,7 @@ class TableRow(NamedTuple):
 
 def get_ending(path: Path) -> str | None:
     """The member of ENDINGS that a file's name ends in, before ".gz"; None for another name."""
-    name = path.name.lower().removesuffix(PACKED)
+    name = path.name.lower().removesuffix(PACKED).replace(".ndjson", ".jsonl")
     return next((ending for ending in ENDINGS if name.endswith(ending)), None)
 
 
@@ -87,10 +88,8 @@ def column_names(path: Path, *, quoting: str | None = None) -> list[str]:
             return list(file.schema_arrow.names)
     first = next(_records(path, ending, quoted=_is_quoted(path, ending, quoting)), None)
     if first is None:
-        wanted = (
-            "one object per line" if ending == ".jsonl" else f"{_separated(path, ending)}lines under a header"
-        )
-        raise BertKerasError(f"{path} is empty; give {wanted}.")
+        lines = f"{_separated(path, ending)}lines under a header"
+        raise BertKerasError(f"{path} is empty; give {JSON.get(ending, lines)}.")
     return list(first[1])
 
 
@@ -136,7 +135,7 @@ def read_table(
                 f"{path} has {many} {', '.join(map(repr, wrong))}; the {_separated(path, ending)}columns are {there}"
                 f"{''.join(f'; {hint}' for hint in hints)}."
             )
-    if ending == ".jsonl":
+    if ending in JSON:
         return _json_rows(path, columns, optional)
     chosen = [column if column in names else None for column in (*columns, *optional)]
     if ending == ".parquet":
@@ -213,14 +212,14 @@ def _is_quoted(path: Path, ending: str, quoting: str | None) -> bool:
     return there and is_quoted_as_csv(line for _, line in ended_lines(path))
 
 
-def _records(path: Path, ending: str, *, quoted: bool, one_line: bool = False) -> Iterator[tuple[int, Any]]:
-    """The number of its first line and the values of each record: a list, or a dict in JSON lines.
+def _records(path: Path, ending: str, *, quoted: bool, one_line: bool = False) -> Iterator[tuple[Any, Any]]:
+    """The number of its first line and the values of each record: a list; in JSON its place and a dict.
 
     quoted: True for CSV's quotes; one_line: see `read_table`
     """
     if quoted:
         return _csv_records(path, delimiter=_delimiter(path, ending), one_line=one_line)
-    if ending == ".jsonl":
+    if ending in JSON:
         return _json_records(path)
     return ((number, line.split("\t")) for number, line in nonblank_lines(path, spaces=False))
 
@@ -289,18 +288,26 @@ def _fitting_rows(
         )
 
 
-def _json_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in nonblank_lines(path):
-        where = f"{path}, line {number}"
-        value = parse_json(line, source=where)
+def _json_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the place and the fields of each object."""
+    wanted = JSON[get_ending(path) or ""]
+    if wanted == JSON[".jsonl"]:
+        lines = ((f"{path}, line {number}", line) for number, line in nonblank_lines(path))
+        values = ((where, parse_json(line, source=where)) for where, line in lines)
+    else:
+        text = read_text(path, limit=MAX_UNPACKED_BYTES, instead=f"write {JSON['.jsonl']} (.jsonl)")
+        array = parse_json(text or "[]", source=path)
+        if not isinstance(array, list):
+            raise BertKerasError(f"{path} holds a JSON {type(array).__name__}; give {wanted}.")
+        values = ((f"{path}, object {number}", value) for number, value in enumerate(array, start=1))
+    for where, value in values:
         if not isinstance(value, dict):
-            raise BertKerasError(f"{where}: a JSON {type(value).__name__}; give one object per line.")
-        yield number, value
+            raise BertKerasError(f"{where}: a JSON {type(value).__name__}; give {wanted}.")
+        yield where, value
 
 
 def _json_rows(path: Path, columns: Sequence[str], optional: Sequence[str]) -> Iterator[TableRow]:
-    for idx, (number, record) in enumerate(_json_records(path)):
-        where = f"{path}, line {number}"
+    for idx, (where, record) in enumerate(_json_records(path)):
         if missing := [column for column in columns if column not in record]:
             there = ", ".join(map(repr, record)) or "none"
             raise BertKerasError(f"{where}: no {missing[0]!r}; the fields are {there}.")
@@ -357,11 +364,10 @@ STANDARD_INPUT = "-"
 FORMATS_NOTES = """input files, in UTF-8:
   .csv      a header, commas; quotes as in RFC 4180: a quoted field may hold commas, line ends and doubled quotes
   .tsv      a header, tabs; quotes are text, unless a CSV writer such as pandas wrote the file (--quoting decides)
-  .jsonl    one object per line
+  .jsonl    one object per line; .json: an array of objects, or, for questions, SQuAD's form
   .parquet  columns of text
             The task's text columns are read, under the names of the training file or of the model's inputs. Blank
             lines are skipped. The endings of a choice are columns endings0, endings1, ..., or a list in endings.
-  .json     SQuAD's questions, with or without answers
   any other one example per line; a blank line is an empty text. Two texts are separated by a tab; further
             tabs belong to the second text. Lines end in \\n or \\r\\n.
 Standard input is read as "any other". The output has each text with its prediction, in the order of the input.
@@ -392,16 +398,10 @@ def read_examples(
         yield from _examples_of_lines(sys.stdin.buffer, "standard input", names, lists)
         return
     file = to_path(path)
-    if file.is_dir():
-        raise MissingFileError(f"no file at {path}, which is a folder with {listing(file)}; give a file.")
-    if not file.exists():
-        raise MissingFileError(
-            f"no file at {path}{did_you_mean(file)}; give a file of examples, or - for standard input."
-        )
+    check_input(file)
     if get_ending(file) is not None:
         yield from _examples_of_table(file, names, lists, columns or {}, quoting)
         return
-    refuse_forms(file, (".json", ".ndjson"), "give one JSON object a line, in a file that ends in .jsonl")
     with file.open("rb") as stream:  # may be a pipe
         yield from _examples_of_lines(bounded_lines(stream, path), path, names, lists)
 

@@ -350,4 +350,5 @@ def finetune(
         feature_cache=feature_cache,
         output=output,
     )
-    return train(plan, output, save_every=save_every, verbose=verbose, log=log)
+    how: Any = {"keep_saves": save_every is not None, "verbose": verbose, "log": log}
+    return train(plan, output, save_every=save_every, **how)

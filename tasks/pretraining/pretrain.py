@@ -78,6 +78,7 @@ from bert_keras.text.masking import Pieces
 from bert_keras.text.preprocessing import Preprocessor, pad_batches
 from bert_keras.text.tokenizer import Tokenizer
 
+SAVE_EVERY = 1_000  # steps, unless a user gives another number
 HELD_OUT_BATCH = 32
 
 
@@ -398,13 +399,14 @@ def pretrain(
     given: Pretraining,
     output: str | pathlib.Path,
     *,
-    save_every: int = 1000,
+    save_every: int | None = None,
     verbose: int | str = "auto",
     log: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Pre-trains by a recipe, or resumes the unfinished run in `output`; returns the content of results.json.
 
-    save_every: steps between two saves, for resuming; 0 saves nothing
+    save_every: steps between two saves, for resuming, which stay when the training has finished; 0 saves nothing; None saves
+        every SAVE_EVERY steps, and removes the saves at the end
     verbose: 0 for no lines inside phases, 1 for a progress bar, 2 for lines inside long phases; "auto" is 1 where a
         bar can be drawn, as in a notebook, else 2
     log: receives progress messages: each evaluation, each phase
@@ -415,4 +417,6 @@ def pretrain(
     """
     check_save_every(save_every)
     Folder(output, RUN).check()
-    return train(plan_pretraining(given), output, save_every=save_every, verbose=verbose, log=log)
+    how: Any = {"keep_saves": save_every is not None, "verbose": verbose, "log": log}
+    every = SAVE_EVERY if save_every is None else save_every
+    return train(plan_pretraining(given), output, save_every=every, **how)

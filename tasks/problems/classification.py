@@ -363,7 +363,9 @@ class TextClassification(Task):
             gold, scores = raw[LABEL], predictions[SCORE]
             worst = most_confident(known, np.abs(scores - gold))
             rows = [(*self._texts(raw, i), f"{gold[i]:.2f}", f"{scores[i]:.2f}") for i in worst]
-            yield Table("largest errors", (*self.text, "gold", "score"), rows)
+            wrong = np.float64(scores[known]) - gold[known]
+            of_all = f"root mean square {np.sqrt((wrong**2).mean()):.4g}, mean {np.abs(wrong).mean():.4g}"
+            yield Table(f"largest errors; of all: {of_all}", (*self.text, "gold", "score"), rows)
             return
         names, gold, chosen = self.label_names, raw[LABEL], self.type.predicted(predictions, self.label_names)
         matrix = sklearn.metrics.confusion_matrix(gold[known], chosen[known], labels=range(len(names)))

@@ -19,7 +19,9 @@ from bert_keras.checkpoints.labels import is_unnamed, order_of, own_labels
 from bert_keras.checkpoints.sentence_transformers import read_sentence_settings
 from bert_keras.cli.console import note
 from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.fields import names_of
 from bert_keras.io.json_files import is_integer
+from bert_keras.io.other_names import ARGUMENTS
 from bert_keras.io.paths import for_tensorflow, to_path
 from bert_keras.model.choices import PRECISIONS
 from bert_keras.tasks.data.conll import OUTSIDE
@@ -92,7 +94,7 @@ def classifier(
     Predictions: "label" and "probabilities" [N, C]; with `multi`, "labels" [N, C], "" where a label does not apply; "score" [N]
     for a checkpoint's own classifier of one output. One line says what was kept, and what starts at random.
     """
-    source = _read(checkpoint)
+    source = _read(checkpoint, bilstm)
     options: dict[str, Any] = {"pooling": pooling, "doc_stride": doc_stride, "truncation": truncation}
     options["text"] = (text,) if isinstance(text, str) else text
     if labels is None:
@@ -137,7 +139,7 @@ def regressor(
         doc_stride=doc_stride,
         truncation=truncation,
     )
-    return _build(problem, _read(checkpoint), seq_length, dtype, keep_head, feature_layers, bilstm)
+    return _build(problem, _read(checkpoint, bilstm), seq_length, dtype, keep_head, feature_layers, bilstm)
 
 
 def question_answerer(
@@ -160,10 +162,11 @@ def question_answerer(
     Texts: the columns "question" and "context". Predictions: "answer", "score", "start", "end" [N] in characters of the context,
     "start_byte", "end_byte" [N], the n best.
     """
-    bilstm = {name: options.pop(name) for name in BILSTM_SETTINGS if name in options}
-    chosen = dataclasses.asdict(SquadOptions(**options))
+    chosen = {name: options.pop(name) for name in names_of(SquadOptions) if name in options}
+    source = _read(checkpoint, options)
+    chosen = dataclasses.asdict(SquadOptions(**chosen))
     problem = QuestionAnswering("squad2.0" if unanswerable else "squad1.1", **chosen)
-    return _build(problem, _read(checkpoint), seq_length, dtype, keep_head, feature_layers, bilstm)
+    return _build(problem, source, seq_length, dtype, keep_head, feature_layers, options)
 
 
 def tagger(
@@ -190,7 +193,7 @@ def tagger(
     or strings, which the model splits into words. Predictions: "tags" [N], joined like the words, and "entity_text",
     "entity_label", "entity_score", "entity_start", "entity_end" in characters, and bytes [N, E].
     """
-    source = _read(checkpoint)
+    source = _read(checkpoint, bilstm)
     options: dict[str, Any] = {"context": "sentence", "doc_stride": doc_stride, "crf": crf}
     options |= {"iob_constraints": iob_constraints}
     if entities is None:
@@ -228,7 +231,7 @@ def chooser(
     Texts: the columns "context" [N] and "endings" [N, K]. Predictions: "label", an index, "ending" and "probabilities" [N, K].
     """
     problem = MultipleChoice(num_choices=num_choices)
-    return _build(problem, _read(checkpoint), seq_length, dtype, keep_head, feature_layers, bilstm)
+    return _build(problem, _read(checkpoint, bilstm), seq_length, dtype, keep_head, feature_layers, bilstm)
 
 
 def masked_lm(
@@ -375,7 +378,15 @@ def _load_own(path: str | pathlib.Path) -> Run:
         ) from error
 
 
-def _read(checkpoint: Checkpoint) -> checkpoints.Checkpoint:
+def _read(checkpoint: Checkpoint, others: Iterable[str] = ()) -> checkpoints.Checkpoint:
+    """The checkpoint. others: names of arguments. Raises BertKerasError for those that are none of a BiLSTM's."""
+    if unknown := [name for name in others if name not in BILSTM_SETTINGS]:
+        known = (
+            f"give {ARGUMENTS[unknown[0]]}"
+            if unknown[0] in ARGUMENTS
+            else f"a BiLSTM on feature_layers has {', '.join(BILSTM_SETTINGS)}"
+        )
+        raise BertKerasError(f"there is no argument {unknown[0]}; {known}.")
     return checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
 
 
@@ -407,12 +418,7 @@ def _build(
 
     own: True says in a line which task the checkpoint has
     """
-    bilstm = bilstm or {}
-    if unknown := [name for name in bilstm if name not in BILSTM_SETTINGS]:
-        raise BertKerasError(
-            f"there is no argument {unknown[0]}; a BiLSTM on feature_layers has {', '.join(BILSTM_SETTINGS)}."
-        )
-    features = Hparams(feature_layers=feature_layers, **bilstm).features  # None for fine-tuning
+    features = Hparams(feature_layers=feature_layers, **(bilstm or {})).features  # None for fine-tuning
     check_readable(problem)  # type: ignore[arg-type]
     if features is not None and keep_head:
         raise BertKerasError(

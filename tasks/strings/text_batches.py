@@ -71,13 +71,12 @@ def text_batches(
 
 
 def make_batches(model: Any, given: Given, **options: Any) -> Any:
-    """Batches of features for Keras; a data set of features stays as it is. model: a TextModel; options: of `text_batches`."""
+    """Batches of features for Keras; a data set of them stays as it is. model: a TextModel; options: of `text_batches`."""
     x, y, sample_weight = given
+    if has_features(x) and not isinstance(x, text_data.DATA_SETS):
+        batches = text_data.feature_batches(x, y, sample_weight, **options)
+        return make_batches(model, (batches, None, None))
     if has_features(x):
-        if not isinstance(x, text_data.DATA_SETS):
-            raise BertKerasError(
-                "features were given as arrays; give a tf.data.Dataset of (features, labels), or texts."
-            )
         ignored = {"y": y, "sample_weight": sample_weight, **options, "seed": None}
         if named := [name for name, value in ignored.items() if value is not None]:
             raise BertKerasError(

@@ -206,6 +206,38 @@ def count_batches(data: Any) -> int | None:
     return known if known >= 0 else None
 
 
+def feature_batches(
+    x: Mapping[str, Any],
+    y: Any,
+    sample_weight: Any = None,
+    *,
+    batch_size: int | None = None,
+    seed: int | None = None,
+    class_weight: Any = None,
+) -> tf.data.Dataset:
+    """Batches (features, labels) or (features, labels, weights) of arrays [N, ...]; the labels are those of the loss.
+
+    seed: of the order; None keeps it
+
+    Raises BertKerasError for missing labels, for labels that are no numbers, for arrays of unequal lengths, and for class_weight.
+    """
+    if y is None or class_weight is not None:
+        wrong = "features were given without labels" if y is None else "class_weight applies to texts"
+        raise BertKerasError(f"{wrong}; give features with labels (y) and, if you like, sample_weight.")
+    weights = {} if sample_weight is None else {SAMPLE_WEIGHT: np.asarray(sample_weight, np.float32)}
+    features, labels = {name: np.asarray(array) for name, array in x.items()}, np.asarray(y)
+    if labels.dtype.kind not in "biuf":
+        raise BertKerasError("labels beside features are no numbers; give ids of classes, or scores.")
+    counts = {name: len(array) for name, array in (features | {"labels": labels} | weights).items()}
+    if len({*counts.values()}) > 1:
+        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise BertKerasError(f"the arrays have unequal lengths ({listed}); give one row for each text.")
+    count, parts = counts["labels"], (features, labels, *weights.values())
+    data = tf.data.Dataset.from_tensor_slices(parts)
+    data = data if seed is None else data.shuffle(count, seed=seed)
+    return data.batch(get_batch_size(batch_size))
+
+
 def text_examples(problem: Problem, x: Any, *, steps: int | None, batch_size: int) -> Examples:
     """Raw examples without labels, in order. x: texts in Python, or a data set of texts or of (texts, labels).
 

@@ -80,6 +80,7 @@ class TextModel(text_model_parts.Described, TrainingSteps, keras.Model):
         self._predict: text_model_parts.TracedPrediction | None = None
         self._validation: Any = None  # the measures of `fit`'s validation data
         self._measured: tuple[str, ...] = ()  # names that `evaluate` gives beside the problem's own
+        self._late: tuple[str, ...] = ()  # names in `compile` that only `evaluate` measures
         self.vectors: RowVectors | None = None  # those of `fit`'s texts, in a feature-based model
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -127,9 +128,9 @@ class TextModel(text_model_parts.Described, TrainingSteps, keras.Model):
         # The scope that the model was made in may have ended; the optimizer and the metrics belong to it.
         with self.distribute_strategy.scope():
             self._schedule = None
-            metrics, first = text_model_parts.read_metrics(self.problem, metrics)
-            weighted_metrics, second = text_model_parts.read_metrics(self.problem, weighted_metrics)
-            self._measured = (*first, *second)
+            metrics, first, late = text_model_parts.read_metrics(self.problem, metrics)
+            weighted_metrics, second, more = text_model_parts.read_metrics(self.problem, weighted_metrics)
+            self._measured, self._late = (*first, *second), (*late, *more)
             if optimizer is None:
                 bilstm = bilstm_of(self.network)
                 self._schedule = Hparams(**settings, **(bilstm.settings if bilstm else {}))
@@ -216,6 +217,8 @@ class TextModel(text_model_parts.Described, TrainingSteps, keras.Model):
             )
             if self._validation is not None:
                 text_model_parts.choose_modes(callbacks, (*self.problem.measures, *self._measured))
+        else:
+            text_model_parts.warn_of_unmeasured(self._late)
         if self._schedule is not None:
             total = text_batches.count_steps(data, epochs - initial_epoch, steps_per_epoch)
             self._start_schedule(self._schedule, total_steps=total)

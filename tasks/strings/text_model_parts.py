@@ -4,6 +4,7 @@ import os
 import pathlib
 import sys
 import time
+import warnings
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from bert_keras.fields import field_types
 from bert_keras.io.files import atomic_file
 from bert_keras.io.folders import atomic_folder
 from bert_keras.io.json_files import OBJECT, TEXT, checked_fields, list_of, one_of
+from bert_keras.io.other_names import AnswersOtherNames
 from bert_keras.io.paths import to_path
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import bilstm_of
@@ -57,7 +59,7 @@ class NoVocabularyError(BertKerasError, AttributeError):
     """An AttributeError too, since Keras reads an attribute, where there is one, before it sets it."""
 
 
-class Described:
+class Described(AnswersOtherNames):
     """The parts of a TextModel, and what Python and TensorFlow ask it about itself."""
 
     @property
@@ -144,9 +146,23 @@ def choose_modes(callbacks: Any, measures: Sequence[str]) -> None:
             callback.mode = "max"
 
 
-def read_metrics(problem: Problem, given: Any) -> tuple[Any, tuple[str, ...]]:
-    """`keras_metrics` of a problem; None for no metrics."""
-    return (None, ()) if given is None else problem.keras_metrics(given)
+def read_metrics(problem: Problem, given: Any) -> tuple[Any, tuple[str, ...], tuple[str, ...]]:
+    """`keras_metrics` of a problem, and the names in `given` that only its `evaluate` measures; None for no metrics."""
+    if given is None:
+        return None, (), ()
+    made, names = problem.keras_metrics(given)
+    shown = {getattr(one, "name", one) for one in (*keras.tree.flatten(made), *problem.metrics())}
+    asked = (one for one in keras.tree.flatten(given) if isinstance(one, str) and one in problem.measures)
+    return made, names, tuple(dict.fromkeys([*names, *(one for one in asked if one not in shown)]))
+
+
+def warn_of_unmeasured(names: Sequence[str]) -> None:
+    """Warns of metrics that only `evaluate` measures, in a `fit` without validation data."""
+    if names:
+        warnings.warn(
+            f"{', '.join(names)}: measured on validation data alone; give validation_data or validation_split, or call evaluate",
+            stacklevel=3,  # of the line that calls `fit`
+        )
 
 
 def join_metrics(metrics: Any, weighted_metrics: Any) -> list[Any]:

@@ -33,7 +33,6 @@ from bert_keras.tasks.finetuning.examples import check_fits
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.frozen.row_vectors import check_feature_based
 from bert_keras.tasks.hparams import FEATURE_RATE, Hparams, hparams_of
-from bert_keras.tasks.options import AblationOptions
 from bert_keras.tasks.pretraining.corpus import Document, HashSplit, digest_documents
 from bert_keras.tasks.pretraining.monitor import BASELINES, HELD_OUT, SNAPSHOTS
 from bert_keras.tasks.pretraining.pretrain import (
@@ -59,6 +58,7 @@ from bert_keras.tasks.study.rows import (
     Scale,
     check_once,
 )
+from bert_keras.tasks.study.study_options import AblationOptions
 from bert_keras.tasks.task import Task
 from bert_keras.tasks.training.loop import RESULTS_FILE
 from bert_keras.text.tokenizer import Tokenizer
@@ -141,10 +141,6 @@ class _Pretrained:
             "features": dict(self.scale.features),
             "options": {task: dict(given) for task, given in self.scale.options.items()},
             **{f"recipe of {row}": recipe.all_settings for row, recipe in self.recipes.items()},
-            "tasks": list(self.tasks),
-            "rows": [row.name for row in self.rows],
-            "restarts": len(self.seeds),
-            "pretrainings": self.pretrainings,
         }
 
     def cells(self) -> Iterator[Cell]:
@@ -340,6 +336,8 @@ def plan_ablation(
         those that have data, where `data` is given and `tasks` is not
     pretrainings: of each row, each with another seed; the error is then that of their means
     held_out: the fraction of the documents on which perplexity is measured
+
+    `output` may hold runs of other rows and of more or fewer restarts and pretrainings: only what is new is trained.
 
     Raises BertKerasError or MissingFileError for an unknown name, for unreadable data, and if `output` was begun with other data
     or settings. `run` raises BertKerasError if another process writes to `output`, and if the loss of a pre-training diverges.

@@ -29,7 +29,6 @@ from bert_keras.tasks.devices.workers import Workers, reports_lost_workers
 from bert_keras.tasks.finetuning.finetune import finetune, plan_finetuning
 from bert_keras.tasks.frozen.cache import layers_in
 from bert_keras.tasks.hparams import OF_FEATURES, Hparams, hparams_of
-from bert_keras.tasks.options import AblationOptions, ApproachOptions
 from bert_keras.tasks.runs.task_types import task_type
 from bert_keras.tasks.study import grid, work
 from bert_keras.tasks.study.comparison import Comparison, compare, write_comparison
@@ -44,6 +43,7 @@ from bert_keras.tasks.study.rows import (
     check_once,
     chosen_approaches,
 )
+from bert_keras.tasks.study.study_options import AblationOptions, ApproachOptions
 from bert_keras.tasks.task import Task
 
 RESTARTS = 3

@@ -22,13 +22,13 @@ from bert_keras.tasks.data.glue import IDX, LABEL, ROWS, TextDataSet
 from bert_keras.tasks.data.sources import check_dev_split
 from bert_keras.tasks.devices.workers import reports_lost_workers
 from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.options import GlueOptions, ProtocolOptions
 from bert_keras.tasks.problems.classification import TextClassification, majority_label
 from bert_keras.tasks.runs.run_folder import load_run
 from bert_keras.tasks.study.grid import Study
 from bert_keras.tasks.study.protocol import check_grid, check_output, plan_grid
 from bert_keras.tasks.study.report import Summary, summaries_json
 from bert_keras.tasks.study.rows import MAJORITY, PREDICTED_BY, SCORED, SUBMISSION, WNLI, check_once
+from bert_keras.tasks.study.study_options import GlueOptions, ProtocolOptions
 
 
 @reports_lost_workers()

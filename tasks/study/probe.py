@@ -41,10 +41,10 @@ from bert_keras.tasks.data.glue import LABEL, ROWS
 from bert_keras.tasks.data.sources import check_dev_split, split_file
 from bert_keras.tasks.frozen.extractor import Extractor, Pieces, TextUnits, text_units
 from bert_keras.tasks.metrics import ONE_SEED, accuracy, entity_scores, ordering, percent
-from bert_keras.tasks.options import ProbeOptions
 from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.report import Table
 from bert_keras.tasks.study.grid import Cell, Study
+from bert_keras.tasks.study.study_options import ProbeOptions
 from bert_keras.tasks.study.work import Work, forward
 from bert_keras.tasks.training.plan import fingerprint_of_checkpoint
 from bert_keras.text.words import TEXT, TOKENS

@@ -31,12 +31,12 @@ from bert_keras.tasks.finetuning.examples import dev_part
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.hparams import FEATURE_RATE, Hparams
 from bert_keras.tasks.metrics import as_fractions
-from bert_keras.tasks.options import ProtocolOptions
 from bert_keras.tasks.runs.ensemble import load_runs
 from bert_keras.tasks.study import grid, work
 from bert_keras.tasks.study.grid import Cell, Outcome, Study
 from bert_keras.tasks.study.report import Ensemble, Summary, ranked, summaries_json, write_summaries
 from bert_keras.tasks.study.rows import CONTROL
+from bert_keras.tasks.study.study_options import ProtocolOptions
 from bert_keras.tasks.task import Task
 
 # Of fine-tuning (Devlin et al. 2019, sec. 4.1).

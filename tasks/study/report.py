@@ -17,7 +17,7 @@ from bert_keras.tasks.study.grid import Outcome, write_results
 from bert_keras.tasks.study.paper import paper_table
 
 PICTURE, COMMONEST = "results.png", "most common answer"
-ADVICE = "more epochs, --bias-correction, a lower learning rate or more restarts help"
+ADVICE = "more epochs, a lower learning rate, more restarts or, where it is off, Adam's bias correction help"
 
 
 class Dot(NamedTuple):

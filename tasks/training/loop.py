@@ -146,13 +146,15 @@ def train(
     output: str | pathlib.Path,
     *,
     save_every: int | None,
+    keep_saves: bool = False,
     verbose: int | str = "auto",
     log: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Trains as planned, or resumes the unfinished run of the same plan in `output`; returns the content of results.json.
 
-    save_every: steps between two saves, which stay; None saves at the end of each epoch, and removes the saves when it has
-        finished; 0 saves nothing, so that an interrupted run starts again
+    save_every: steps between two saves; None saves at the end of each epoch; 0 saves nothing, so that an interrupted run starts
+        again
+    keep_saves: False removes the saves when the training has finished
     verbose, log: as in `finetune` and `pretrain`
 
     Raises BertKerasError if the folder has other content or is in use, and LossDiverged.
@@ -194,7 +196,7 @@ def train(
         except LossDiverged:  # in all workers
             workers.wait_to_end()
             raise
-        _finish(folder, results, saver if save_every is None else None, workers, stop)
+        _finish(folder, results, None if keep_saves else saver, workers, stop)
     return results
 
 

@@ -53,6 +53,7 @@ def inputs() -> dict[str, np.ndarray]:
 
 def write_hub(folder: pathlib.Path) -> None:
     """An encoder with .mlm and its preprocessor, as Model Garden's exporter writes them."""
+    from model_garden_modules import write_modules
     from official.legacy.bert import configs
     from official.nlp.tools import export_tfhub_lib
 
@@ -64,21 +65,7 @@ def write_hub(folder: pathlib.Path) -> None:
     randomize(model)
     with tempfile.TemporaryDirectory() as temporary:
         saved = tf.train.Checkpoint(**model.checkpoint_items).save(f"{temporary}/x")
-        export_tfhub_lib.export_model(
-            str(folder / "encoder"),
-            bert_config=config,
-            model_checkpoint_path=saved,
-            with_mlm=True,
-            vocab_file=str(vocabulary),
-            do_lower_case=True,
-        )
-    export_tfhub_lib.export_preprocessing(
-        str(folder / "preprocess"),
-        vocab_file=str(vocabulary),
-        do_lower_case=True,
-        tokenize_with_offsets=True,
-        default_seq_length=16,
-    )
+        write_modules(folder, seq_length=16, bert_config=config, model_checkpoint_path=saved)
     vocabulary.unlink()
     given = inputs()
     places = np.array([[1, 3], [2, 0]], "int32")
