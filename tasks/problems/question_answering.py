@@ -38,6 +38,7 @@ from bert_keras.tasks.data import squad
 from bert_keras.tasks.data.sources import Source, split_file
 from bert_keras.tasks.data.squad import ANSWER_END, ANSWER_START, ANSWERS, CONTEXT, QUESTION, VERSIONS
 from bert_keras.tasks.options import TASK_DEFAULTS, SquadOptions
+from bert_keras.tasks.problems import answer_views
 from bert_keras.tasks.problems.answer_spans import (
     NBEST,
     NBEST_SCORES,
@@ -49,13 +50,14 @@ from bert_keras.tasks.problems.answer_spans import (
     best_spans,
     list_nbest,
 )
-from bert_keras.tasks.report import ERRORS_SHOWN, Arrays, Table, most_confident, plain
+from bert_keras.tasks.report import ERRORS_SHOWN, Arrays, Judged, Table, most_confident, plain
 from bert_keras.tasks.task import Features, Raw, Task
 from bert_keras.text.preprocessing import Preprocessor
 
 # The logit of padding: its softmax is 0 in float32, so no answer depends on the padding of its batch. Unlike an infinity, it
 # stays a number in means, in losses and in JSON.
 PADDING_LOGIT = -1e4
+NO_ANSWER = "(none)"
 SHOWN = 40  # characters of context on each side of an answer
 
 
@@ -324,7 +326,7 @@ class QuestionAnswering(Task):
         """The question, the answer in brackets with the context around it, and its probability; what is asked for follows."""
         start, end = record["start"], record["end"]
         if start < 0:
-            shown, probability = "(none)", record.get("no_answer_probability", 1.0)
+            shown, probability = NO_ANSWER, record.get("no_answer_probability", 1.0)
         else:
             context = example[CONTEXT]
             parts = (context[:start], context[start:end], context[end:])
@@ -351,21 +353,50 @@ class QuestionAnswering(Task):
             chosen = groups == group
             rows.append((group, size, *(100 * float(values[chosen].mean()) for values in scores.values())))
         title = "by kind of question" if self.version.unanswerable else "by first word"
-        yield Table(title, ("questions", "count", "exact match", "f1"), rows)
-        confidence = predictions["nbest_probabilities"][:, 0]
-        if self.version.unanswerable:
-            withheld = predictions[START_BYTE] < 0
-            confidence = np.where(withheld, predictions["no_answer_probability"], confidence)
+        about = "Exact match and F1 in percent: equal answers, and answers that share words."
+        yield Table(title, ("questions", "count", "exact match", "f1"), rows, about=about)
+        confidence = self._confidence(predictions)
         errors = [
             (
                 plain(raw[QUESTION][i]),
-                next(iter(json.loads(raw[ANSWERS][i])), "(none)"),
-                plain(predictions["answer"][i]) or "(none)",
+                next(iter(json.loads(raw[ANSWERS][i])), NO_ANSWER),
+                plain(predictions["answer"][i]) or NO_ANSWER,
                 float(confidence[i]),
             )
             for i in most_confident(np.flatnonzero(scores["exact_match"] == 0), confidence)
         ]
-        yield Table("most confident errors", (QUESTION, "gold", "predicted", "probability"), errors)
+        about = "Answers that equal no labelled answer, the surest first."
+        yield Table(
+            "most confident errors", (QUESTION, "gold", "predicted", "probability"), errors, about=about
+        )
+
+    def views(self, predictions: Arrays, raw: Arrays) -> Iterator[Table]:
+        """The outcomes of the questions, for SQuAD 2.0 the curve over tau, and F1 by groups."""
+        scores = self._scores(predictions["answer"], raw)
+        yield answer_views.count_outcomes(scores["exact_match"], scores["f1"], predictions, raw)
+        if self.version.unanswerable:
+            taus, f1 = self.tau_curve(predictions, raw)
+            yield answer_views.curve(taus, f1, predictions["null_odds"], tau=self.tau)
+        yield from answer_views.views(scores["f1"], raw)
+
+    def judge(self, predictions: Arrays, raw: Arrays) -> Judged:
+        """A row for each question, with its F1."""
+        golds = [dict.fromkeys(json.loads(answers)) for answers in raw[ANSWERS]]
+        return Judged(
+            rows=np.arange(len(golds)),
+            texts={QUESTION: plain(raw[QUESTION]), CONTEXT: plain(raw[CONTEXT])},
+            gold=[" / ".join(texts) or NO_ANSWER for texts in golds],
+            predicted=[answer or NO_ANSWER for answer in plain(predictions["answer"])],
+            right=self._scores(predictions["answer"], raw)["f1"],
+            confidence=self._confidence(predictions).astype(np.float64),
+        )
+
+    def _confidence(self, predictions: Arrays) -> np.ndarray:
+        """The probability of the best answer, or of no answer where none is given, [N]."""
+        confidence = predictions["nbest_probabilities"][:, 0]
+        if not self.version.unanswerable:
+            return confidence
+        return np.where(predictions[START_BYTE] < 0, predictions["no_answer_probability"], confidence)
 
 
 def _shown(span: Mapping[str, Any]) -> str:
