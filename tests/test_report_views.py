@@ -115,8 +115,12 @@ def test_the_curve_has_points_of_tau_curve_and_the_answered_share():
             task.__class__("squad2.0", tau=tau)._answered(predictions_of_spans(predictions))["answer"] != b""
         )
     assert draw(table)
-    with_few = answers(rows[:2], odds=odds[:2])
-    assert len([*with_few[0].views(*with_few[1:])][1].rows) == 3
+    few, given, asked = answers(rows[:2], odds=odds[:2])
+    assert len([*few.views(given, asked)][1].rows) == 3
+    # The best tau withholds one answer of 201.
+    odds = np.linspace(-1, 1, 201)
+    one, given, asked = answers([("film", "film")] * 200 + [("film", "")], odds=odds)
+    assert max(row[1] for row in [*one.views(given, asked)][1].rows) == 1
 
 
 def predictions_of_spans(predictions):
