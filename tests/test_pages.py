@@ -16,9 +16,8 @@ HOSTILE = '</script><b>"$x_1$'
 
 @pytest.mark.parametrize("chart", CHARTS)
 def test_a_chart_is_svg_in_the_colors_of_its_page_with_every_text_as_text(chart):
-    rows = (
-        [(1, 0.5, 0.4), (2, 0.25, 0.3)] if chart in ("lines", "scatter") else [(HOSTILE, 3, 1), ("b", 0, 4)]
-    )
+    number, name = [(1, 0.5, 0.4), (2, 0.25, 0.3)], [(HOSTILE, 3, 1), ("b", 0, 4)]
+    rows = {"lines": number, "scatter": number, "dots": [(HOSTILE, 0.5, 0.4)]}.get(chart, name)
     drawn = draw(Table(HOSTILE, ("name", HOSTILE, "c"), rows, chart))
     root = ET.fromstring(drawn)
     assert root.get("aria-label") == HOSTILE

@@ -7,7 +7,7 @@ windows.
 """
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -359,12 +359,18 @@ class Tagging(Task):
 
     def evaluate(self, predictions: Arrays, raw: Arrays) -> Iterator[tuple[str, float]]:
         """Yields F1, precision and recall of entities, and the accuracy of tags."""
-        gold, predicted = _split_sentences(raw[TAGS]), _split_sentences(predictions[TAGS])
-        scores = metrics.entity_scores(*map(_as_entities, (gold, predicted)))
-        yield "f1", scores.f1
-        yield "precision", scores.precision
-        yield "recall", scores.recall
-        yield "accuracy", metrics.accuracy(np.concatenate(gold), np.concatenate(predicted))
+        yield from self.resampled(predictions, raw)(np.arange(len(raw[TAGS]))).items()
+
+    def resampled(self, predictions: Arrays, raw: Arrays) -> Callable[[np.ndarray], dict[str, float]]:
+        """It counts the entities and the tags of each text once."""
+        texts = ([_split_sentences([text]) for text in side] for side in (raw[TAGS], predictions[TAGS]))
+        counts = np.array(
+            [
+                (*metrics.count_entities(*map(_as_entities, both)), *metrics.count_tags(*both))
+                for both in zip(*texts, strict=True)
+            ]
+        )
+        return lambda rows: metrics.scores_of_counts(counts[rows].sum(axis=0))
 
     def record(self, decoded: Arrays) -> dict[str, Any]:
         """The entities with text, label, characters, bytes and score, and the tags of the words."""
