@@ -117,6 +117,10 @@ class Report(Protocol):
         """Yields tables to print after the measures. By default none."""
         return iter(())
 
+    def views(self, predictions: Arrays, raw: Arrays) -> Iterator[Table]:
+        """Yields further tables, which a report page and its JSON show after those of `report`. By default none."""
+        return iter(())
+
     def judge(self, predictions: Arrays, raw: Arrays) -> Judged | None:
         """The labelled examples with their predictions, for a report page; by default None, and a page lists no example."""
         return None

@@ -102,7 +102,8 @@ def _dots(axes: Any, table: Drawable) -> None:
         color, shape = SERIES[series % len(SERIES)], SHAPES[series % len(SHAPES)]
         axes.plot(values, places, shape, color=color, markersize=6, label=table.columns[i])
     axes.set_yticks(places, [_short(row[0]) for row in table.rows])
-    axes.set_xlim(left=min(0, axes.get_xlim()[0]))
+    low, high = axes.get_xlim()
+    axes.set_xlim(min(0, low), high)
     axes.invert_yaxis()
     axes.legend(
         fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.12 * 6 / len(places)), ncols=len(drawn)

@@ -227,14 +227,15 @@ def _run_evaluate(args: argparse.Namespace) -> None:
     _check_report(args)
     start_strategy(args.strategy, deterministic=False)
     from bert_keras.tasks.batches import cardinality, predictor
-    from bert_keras.tasks.evaluation.model_report import as_plain, write_reports
+    from bert_keras.tasks.evaluation.model_report import as_plain, make_report, write_reports
     from bert_keras.tasks.finetuning.examples import check_labelled, splits_of
     from bert_keras.tasks.problems.tau_curve import draw_tau_curve
+    from bert_keras.tasks.runs.run_folder import read_history
 
-    run = model_of(args, data=args.data)
+    run, model = model_of(args, data=args.data), " ".join(args.run or [args.checkpoint])
     task, measured, tables, reports = adjusted(run.task, args), {}, dict[str, list[Any]](), {}
     check_tau_curve(task, args.tau_curve)
-    compared = _second_run(args, task)
+    second = _second_run(args, task)
     splits = [*splits_of(task, args.run or (), args.split)]  # reads all files before it measures any
     for split, examples, note in splits:
         if note:
@@ -242,6 +243,7 @@ def _run_evaluate(args: argparse.Namespace) -> None:
         task.check(run.preprocess, examples)
         check_labelled(task, run.preprocess, examples, split)
     predict = predictor(task, run.preprocess, run.model, fixed=True)
+    predict_second = second and predictor(second.task, second.preprocess, second.model, fixed=True)
     for split, examples, _ in splits:
         with progress(f"evaluating {split}", cardinality(examples)) as advance:
             predictions, raw = predict(examples, batch_size=batch_size, progress=advance)
@@ -250,15 +252,16 @@ def _run_evaluate(args: argparse.Namespace) -> None:
             draw_tau_curve(*task.tau_curve(predictions, raw), tau=task.tau, title=split, path=args.tau_curve)
         tables[split] = [*task.report(predictions, raw)]
         if args.report:
-            other = compared(examples, batch_size) if compared else None
-            reports[split] = _report_of(run, task, predictions, raw, args, split=split, compared=other)
+            other = second and (args.compare, second.task, predict_second(examples, batch_size=batch_size)[0])
+            about = {"name": task.name, "model": model, "split": split, "history": read_history(run.path)}
+            reports[split] = make_report(task, predictions, raw, compared=other, **about)
     if reports:
         write_reports(reports, to_path(args.report))
     if args.json:
         of_split = {split: [as_plain(one) for one in found] for split, found in tables.items()}
         print(as_json(measured | {TABLES: of_split}))
     else:
-        _print_measures(run, task, args, measured, tables)
+        _print_measures(run, task, model, measured, tables)
         for report in reports.values():
             print((report.content["comparison"] or report.content)["sentence"])
     if reports:
@@ -273,56 +276,32 @@ def _check_report(args: argparse.Namespace) -> None:
         check_folder(to_path(args.report))
 
 
-def _second_run(args: argparse.Namespace, task: Any) -> Callable[[Any, int], Any] | None:
-    """A function that predicts examples with the run of --compare; None without it. Raises BertKerasError for another task."""
-    if not args.compare:
-        return None
-    from bert_keras.tasks.batches import predictor
+def _second_run(args: argparse.Namespace, task: Any) -> Any:
+    """The run of --compare; None without it. Raises BertKerasError for a run of another task."""
     from bert_keras.tasks.devices.strategies import strategy
-    from bert_keras.tasks.evaluation.model_report import Comparison, check_comparable
+    from bert_keras.tasks.evaluation.measured import check_comparable
     from bert_keras.tasks.runs.ensemble import load_runs
 
+    if args.compare is None:
+        return None
     with strategy(args.strategy).scope():
         run = load_runs([args.compare], data=args.data, task=args.task)
-    check_comparable(task, run.task, name=str(args.compare))
-    names = {"first": _names_of(args), "name": str(args.compare)}
-
-    def compared(examples: Any, batch_size: int) -> Any:
-        predict = predictor(run.task, run.preprocess, run.model, fixed=True)
-        predictions, _ = predict(examples, batch_size=batch_size)
-        return Comparison(task=run.task, predictions=predictions, **names)
-
-    return compared
-
-
-def _names_of(args: argparse.Namespace) -> str:
-    return " ".join(map(str, args.run or [args.checkpoint]))
-
-
-def _report_of(
-    run: Any, task: Any, predictions: Any, raw: Any, args: argparse.Namespace, *, split: str, compared: Any
-) -> Any:
-    from bert_keras.tasks.evaluation.model_report import make_report
-    from bert_keras.tasks.runs.run_folder import read_history
-
-    history = read_history(run.path) if args.run and len(args.run) == 1 else ()
-    about = {"name": task.name, "model": _names_of(args), "split": split}
-    return make_report(task, predictions, raw, history=history, compared=compared, **about)
+    check_comparable(task, run.task, name=args.compare)
+    return run
 
 
 def _print_measures(
-    run: Any, task: Any, args: argparse.Namespace, measured: dict[str, Any], tables: dict[str, list[Any]]
+    run: Any, task: Any, model: str, measured: dict[str, Any], tables: dict[str, list[Any]]
 ) -> None:
     from bert_keras.tasks.runs.run_card import describe
 
     rows = [(split, name, value) for split, values in measured.items() for name, value in values.items()]
     features = f" ({about})" if (about := describe(run)) else ""
     rules = f"; {about}" if (about := task.about_measures()) else ""
-    table(("split", "measure", "value"), rows, title=f"{task.name}: {_names_of(args)}{features}{rules}")
+    table(("split", "measure", "value"), rows, title=f"{task.name}: {model}{features}{rules}")
     for split, found in tables.items():
         for one in found:
-            if one.chart != "scatter":  # its points are for a page
-                table(one.columns, one.rows, title=f"{split}: {one.title}")
+            table(one.columns, one.rows, title=f"{split}: {one.title}")
 
 
 def _add_predict(parser: argparse.ArgumentParser) -> None:

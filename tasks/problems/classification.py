@@ -369,13 +369,11 @@ class TextClassification(Task):
             worst = most_confident(known, np.abs(chosen - gold))
             rows = [(*self._texts(raw, i), f"{gold[i]:.2f}", f"{chosen[i]:.2f}") for i in worst]
             yield Table("largest errors", (*self.text, "gold", "score"), rows)
-            yield from class_report.scatter(gold[known], chosen[known])
             return
         yield class_report.by_label(names, gold[known], chosen[known], self._measure)
         if self.label_type == "multi":
-            yield from class_report.cooccurrence(names, gold[known], chosen[known])
             return
-        yield from class_report.confusions(names, gold[known], chosen[known])
+        yield class_report.confusions(names, gold[known], chosen[known])
 
         def describe(i: int) -> tuple[str, ...]:
             return (*self._texts(raw, i), names[gold[i]], names[chosen[i]])
@@ -384,18 +382,21 @@ class TextClassification(Task):
         columns = (*self.text, "gold", "predicted", "probability")
         yield from list_errors(wrong, confidence, columns, describe, count=len(known))
 
-    def judge(self, predictions: Arrays, raw: Arrays) -> Judged:
-        """The labelled texts; see the functions of class_report.py for each type of labels."""
-        known = np.flatnonzero(self._is_known(raw[LABEL]))
-        gold, chosen = raw[LABEL][known], self.type.predicted(predictions, self.label_names)[known]
-        texts = {name: [plain(text) for text in raw[name][known]] for name in self.text}
-        return Judged(rows=known, texts=texts, **self._judge(gold, chosen, predictions, known))
+    def views(self, predictions: Arrays, raw: Arrays) -> Iterator[Table]:
+        _, gold, chosen = self._labelled(predictions, raw)
+        yield from self.type.views(self.label_names, gold, chosen)
 
-    def _judge(self, gold: np.ndarray, chosen: np.ndarray, predictions: Arrays, known: np.ndarray) -> Any:
-        if self.label_type == "score":
-            return class_report.judge_scores(gold, chosen)
-        of_type = class_report.judge_sets if self.label_type == "multi" else class_report.judge_class
-        return of_type(self.label_names, gold, chosen, predictions[PROBABILITIES][known])
+    def judge(self, predictions: Arrays, raw: Arrays) -> Judged:
+        known, gold, chosen = self._labelled(predictions, raw)
+        decoded = {name: values[known] for name, values in predictions.items()}
+        texts = {name: [plain(text) for text in raw[name][known]] for name in self.text}
+        found = self.type.judge(self.label_names, gold, chosen, decoded)
+        return Judged(rows=known, texts=texts, **found)
+
+    def _labelled(self, predictions: Arrays, raw: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The rows of the labelled texts, their labels and their predictions, as LABEL_TYPES has them."""
+        known = np.flatnonzero(self._is_known(raw[LABEL]))
+        return known, raw[LABEL][known], self.type.predicted(predictions, self.label_names)[known]
 
     def _texts(self, raw: Arrays, row: int) -> list[str]:
         return [plain(raw[name][row]) for name in self.text]

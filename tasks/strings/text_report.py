@@ -11,13 +11,8 @@ from bert_keras.io.files import data_errors
 from bert_keras.io.folders import check_folder
 from bert_keras.io.own_code import name_of
 from bert_keras.io.paths import to_path
-from bert_keras.tasks.evaluation.model_report import (
-    Comparison,
-    ModelReport,
-    check_comparable,
-    make_report,
-    write_reports,
-)
+from bert_keras.tasks.evaluation.measured import check_comparable
+from bert_keras.tasks.evaluation.model_report import ModelReport, make_report, write_reports
 from bert_keras.tasks.strings import text_data
 
 
@@ -60,14 +55,13 @@ class Reported:
             compared = None
             if compare is not None:
                 found, _ = compare._predict_examples(examples, batch_size=batch_size)
-                names = {"first": "this model", "name": "the other model"}
-                compared = Comparison(task=compare.problem, predictions=found, **names)
+                compared = "the other model", compare.problem, found
         report = make_report(
             problem,
             predictions,
             raw,
             name=problem.name,
-            model=self.name,
+            model="this model",
             split="the given texts",
             history=_by_epoch(getattr(self, "history", None)),
             compared=compared,
