@@ -29,7 +29,7 @@ def check_paths(args: argparse.Namespace) -> None:
     from bert_keras import checkpoints  # NumPy
 
     for missing, paths in (
-        (checkpoints.missing_run, given.get("run") or ()),
+        (checkpoints.missing_run, (*(given.get("run") or ()), given.get("compare"))),
         (missing_source, (given.get("data"), given.get("dev_data"))),
     ):
         for path in paths:

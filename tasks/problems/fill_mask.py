@@ -8,7 +8,7 @@ text.
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -238,10 +238,19 @@ class FillMask(Task):
                 f"all {len(predictions[RANK])} examples are skipped: no answer is one token of the vocabulary with its mask "
                 "within seq_length; give answers of one word, or a larger seq_length."
             )
-        yield self.measure, float(np.mean(ranks == 1))
-        yield f"top_{NEAR}", float(np.mean(ranks <= NEAR))
-        yield "mean_reciprocal_rank", float(np.mean(1 / ranks))
-        yield "skipped", float(len(predictions[RANK]) - len(ranks))
+        yield from self.resampled(predictions, raw)(np.arange(len(predictions[RANK]))).items()
+
+    def resampled(self, predictions: Arrays, raw: Arrays) -> Callable[[np.ndarray], dict[str, float]]:
+        """The skipped examples are counted once, not in each sample."""
+        skipped = float(np.sum(predictions[RANK] == 0))
+
+        def measure(rows: np.ndarray) -> dict[str, float]:
+            ranks = predictions[RANK][rows]
+            ranks = ranks[ranks > 0]
+            near = {self.measure: float(np.mean(ranks == 1)), f"top_{NEAR}": float(np.mean(ranks <= NEAR))}
+            return near | {"mean_reciprocal_rank": float(np.mean(1 / ranks)), "skipped": skipped}
+
+        return measure
 
     def record(self, decoded: Arrays) -> dict[str, Any]:
         """{"filled": text, "masks": [{"start_byte": ..., "tokens": [...], "scores": [...]}, ...]}."""

@@ -9,7 +9,7 @@ import collections
 import copy
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -248,21 +248,29 @@ class QuestionAnswering(Task):
         best_exact, best_f1: the measures at the best tau
         best_exact_tau, best_f1_tau: that tau, which the official scorer gives with the other sign as best_exact_thresh
         """
-        scores = self._scores(predictions["answer"], raw)
-        for name, values in scores.items():
-            yield name, 100 * float(values.mean())
+        yield from self.resampled(predictions, raw)(np.arange(len(raw[ANSWERS]))).items()
+
+    def resampled(self, predictions: Arrays, raw: Arrays) -> Callable[[np.ndarray], dict[str, float]]:
+        """It compares each answer once, with the gold answers of its question."""
+        scores, short = self._scores(predictions["answer"], raw), {"exact_match": "exact", "f1": "f1"}
         if not self.version.unanswerable:
-            return
-        has_answer = _find_answerable(raw)
-        short = {"exact_match": "exact", "f1": "f1"}
-        for group, chosen in (("HasAns", has_answer), ("NoAns", ~has_answer)):
-            for name, values in scores.items():
-                if chosen.any():
-                    yield f"{group}_{short[name]}", 100 * float(values[chosen].mean())
-        for name, values in self._scores(predictions["nbest_answers"][:, 0], raw).items():
-            best, threshold = metrics.best_threshold(values, ~has_answer, predictions["null_odds"])
-            yield f"best_{short[name]}", 100 * best
-            yield f"best_{short[name]}_tau", 0.0 - threshold  # -threshold would be -0.0
+            return lambda rows: {name: 100 * float(values[rows].mean()) for name, values in scores.items()}
+        has_answer, odds = _find_answerable(raw), predictions["null_odds"]
+        of_best = self._scores(predictions["nbest_answers"][:, 0], raw)
+
+        def measure(rows: np.ndarray) -> dict[str, float]:
+            found = {name: 100 * float(values[rows].mean()) for name, values in scores.items()}
+            groups = (("HasAns", rows[has_answer[rows]]), ("NoAns", rows[~has_answer[rows]]))
+            for group, chosen in groups:
+                for name, values in scores.items() if len(chosen) else ():
+                    found[f"{group}_{short[name]}"] = 100 * float(values[chosen].mean())
+            for name, values in of_best.items():
+                best, threshold = metrics.best_threshold(values[rows], ~has_answer[rows], odds[rows])
+                found[f"best_{short[name]}"] = 100 * best
+                found[f"best_{short[name]}_tau"] = 0.0 - threshold  # -threshold would be -0.0
+            return found
+
+        return measure
 
     def degenerate(self, predictions: Arrays, raw: Arrays) -> str | None:
         """One answer for nearly all questions, or an F1 no better than that of no answer at all, which is 0 for SQuAD 1.1."""

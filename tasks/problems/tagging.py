@@ -7,7 +7,7 @@ windows.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ ENTITY = tuple(f"entity_{name}" for name in _ENTITY)
 CRF_SCALE = 20.0
 _BY_TYPE = (
     "Precision is the fraction of the predicted entities that are right, recall the fraction of the labelled entities that are "
-    "found, and F1 their harmonic mean. A bar is the F1; the line on it reaches from the precision to the recall."
+    "found, and F1 their harmonic mean."
 )
 SHOWN = 20  # words of the first sentence that are shown before a training
 
@@ -366,12 +366,18 @@ class Tagging(Task):
 
     def evaluate(self, predictions: Arrays, raw: Arrays) -> Iterator[tuple[str, float]]:
         """Yields F1, precision and recall of entities, and the accuracy of tags."""
-        gold, predicted = split_sentences(raw[TAGS]), split_sentences(predictions[TAGS])
-        scores = metrics.entity_scores(*map(as_entities, (gold, predicted)))
-        yield "f1", scores.f1
-        yield "precision", scores.precision
-        yield "recall", scores.recall
-        yield "accuracy", metrics.accuracy(np.concatenate(gold), np.concatenate(predicted))
+        yield from self.resampled(predictions, raw)(np.arange(len(raw[TAGS]))).items()
+
+    def resampled(self, predictions: Arrays, raw: Arrays) -> Callable[[np.ndarray], dict[str, float]]:
+        """It counts the entities and the tags of each text once."""
+        texts = ([split_sentences([text]) for text in side] for side in (raw[TAGS], predictions[TAGS]))
+        counts = np.array(
+            [
+                (*metrics.count_entities(*map(as_entities, both)), *metrics.count_tags(*both))
+                for both in zip(*texts, strict=True)
+            ]
+        )
+        return lambda rows: metrics.scores_of_counts(counts[rows].sum(axis=0))
 
     def record(self, decoded: Arrays) -> dict[str, Any]:
         """The entities with text, label, characters, bytes and score, and the tags of the words."""
@@ -391,7 +397,7 @@ class Tagging(Task):
         by_type = metrics.entity_scores_by_type(*map(as_entities, (gold, predicted)))
         columns = ("type", "f1", "precision", "recall", "entities")
         rows = [(kind, s.f1, s.precision, s.recall, s.entities) for kind, s in by_type.items()]
-        yield Table("entities by type", columns, rows, "bars", _BY_TYPE)
+        yield Table("entities by type", columns, rows, "dots", _BY_TYPE)
         yield entity_errors.list_confident_errors(predictions, raw)
 
     def views(self, predictions: Arrays, raw: Arrays) -> Iterator[Table]:
