@@ -69,9 +69,8 @@ def test_intervals_against_scipy_and_against_a_formula():
 def test_an_example_is_drawn_with_all_its_entities():
     task, *_ = KINDS["tags"]
     gold = strings(["B-PER " * 50 + "O", "B-PER " * 50 + "O"])
-    report = make_report(
-        task, {"tags": strings([gold[0].decode(), "O " * 50 + "O"])}, {"tags": gold}, **ABOUT
-    )
+    predictions = {"tags": strings([gold[0].decode(), "O " * 50 + "O"]), "entity_score": np.ones((2, 50))}
+    report = make_report(task, predictions, {"tags": gold, "tokens": strings(["a " * 50 + "a"] * 2)}, **ABOUT)
     recall = report.content["measures"]["recall"]
     assert (recall["value"], recall["low"], recall["high"]) == (0.5, 0.0, 1.0)  # over entities: 0.4 to 0.6
 
