@@ -276,7 +276,9 @@ def test_several_splits_have_a_folder_each(tmp_path):
     }
 
 
-@pytest.mark.parametrize("made", [classes, scores, sets])
+@pytest.mark.parametrize(
+    "made", [classes, *(pytest.param(made, marks=pytest.mark.long) for made in (scores, sets))]
+)
 def test_a_page_of_10_000_examples_is_small(made):
     task, predictions, raw = made(10_000)
     raw["text"][:] = strings(["a word of a long text " * 200] * 10_000)

@@ -236,6 +236,7 @@ def _run_evaluate(args: argparse.Namespace) -> None:
     task, measured, tables, reports = adjusted(run.task, args), {}, dict[str, list[Any]](), {}
     check_tau_curve(task, args.tau_curve)
     second = _second_run(args, task)
+    history = read_history(run.path) if len(args.run or ()) == 1 else []
     splits = [*splits_of(task, args.run or (), args.split)]  # reads all files before it measures any
     for split, examples, note in splits:
         if note:
@@ -253,7 +254,7 @@ def _run_evaluate(args: argparse.Namespace) -> None:
         tables[split] = [*task.report(predictions, raw)]
         if args.report:
             other = second and (args.compare, second.task, predict_second(examples, batch_size=batch_size)[0])
-            about = {"name": task.name, "model": model, "split": split, "history": read_history(run.path)}
+            about = {"name": task.name, "model": model, "split": split, "history": history}
             reports[split] = make_report(task, predictions, raw, compared=other, **about)
     if reports:
         write_reports(reports, to_path(args.report))
@@ -264,8 +265,8 @@ def _run_evaluate(args: argparse.Namespace) -> None:
         _print_measures(run, task, model, measured, tables)
         for report in reports.values():
             print((report.content["comparison"] or report.content)["sentence"])
-    if reports:
-        say(f"the report is in {args.report}")
+        if reports:
+            say(f"the report is in {args.report}")
 
 
 def _check_report(args: argparse.Namespace) -> None:

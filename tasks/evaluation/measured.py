@@ -87,10 +87,12 @@ def compare(first: Measured, second: Measured) -> tuple[dict[str, Any], list[Tab
     differ, test, shown = low > 0 or high < 0, f"paired bootstrap, {RESAMPLES:,} resamples", list[Table]()
     if first.judged is not None and second.judged is not None:
         shown = [*tables.differences(first.judged, second.judged, names)]
-        found["counts"] = dict(shown[0].rows)
+        counts = [row[1] for row in shown[0].rows]
+        found["counts"] = dict(
+            zip(("both right", "first better", "second better", "both wrong"), counts, strict=True)
+        )
         if first.decided and second.decided:
-            _, *only, _ = found["counts"].values()
-            p_value = found["p_value"] = mcnemar(*only)
+            p_value = found["p_value"] = mcnemar(*counts[1:3])
             test = f"exact McNemar test, p {'< 0.0001' if p_value < 1e-4 else f'= {p_value:.4f}'}"
             differ = p_value < 0.05
     found["test"] = test
