@@ -65,6 +65,19 @@ class Report(Protocol):
         """Yields (name, value) from the outputs of `decode` and the raw examples."""
         ...
 
+    def resampled(self, predictions: Arrays, raw: Arrays) -> Callable[[np.ndarray], Mapping[str, float]]:
+        """A function of rows, int [M] with repeats, that returns their measures as `evaluate` gives them for all examples.
+
+        A report calls it 1,000 times, with labelled rows. By default it calls `evaluate`; a problem that compares texts compares
+        each example once, and counts again.
+        """
+        columns = [{name: np.asarray(one[name]) for name in one} for one in (predictions, raw)]
+
+        def measure(rows: np.ndarray) -> dict[str, float]:
+            return dict(self.evaluate(*({name: one[name][rows] for name in one} for one in columns)))
+
+        return measure
+
     def calibrate(self, predictions: Arrays, raw: Arrays) -> tuple[Self, Arrays]:
         """Chooses numbers, such as a threshold, on a dev split; returns a task with these numbers, and its predictions.
 
@@ -102,6 +115,10 @@ class Report(Protocol):
 
     def report(self, predictions: Arrays, raw: Arrays) -> Iterator[Table]:
         """Yields tables to print after the measures. By default none."""
+        return iter(())
+
+    def views(self, predictions: Arrays, raw: Arrays) -> Iterator[Table]:
+        """Yields further tables, which a report page and its JSON show after those of `report`. By default none."""
         return iter(())
 
     def judge(self, predictions: Arrays, raw: Arrays) -> Judged | None:

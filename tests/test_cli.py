@@ -292,7 +292,7 @@ def test_evaluate_measures_what_training_measured(command, sst2):
     results = json.loads((sst2.run / "results.json").read_text())
     code, out, err = command("evaluate", "--run", sst2.run, "--data", sst2.data, "--json")
     assert (code, err) == (0, "")
-    assert json.loads(out) == {"validation": {"accuracy": results["measures"]["val_accuracy"]}}
+    assert json.loads(out)["validation"] == {"accuracy": results["measures"]["val_accuracy"]}
     code, out, _ = command("evaluate", "--run", sst2.run, "--data", sst2.data, "--split", "train")
     assert code == 0 and "train" in out and "accuracy" in out
     code, _, err = command("evaluate", "--run", sst2.run, "--data", sst2.data, "--split", "dev")

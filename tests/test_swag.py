@@ -363,7 +363,7 @@ def test_evaluate_by_command(place, capfd):
     flags = ("--run", folder / "run", "--data", folder / "data")
     code, out, err = runs.run_command(capfd, "evaluate", *flags, "--json")
     assert (code, err) == (0, "")
-    assert json.loads(out) == {"validation": {"accuracy": results["measures"]["val_accuracy"]}}
+    assert json.loads(out)["validation"] == {"accuracy": results["measures"]["val_accuracy"]}
 
 
 def test_one_file_cannot_train_and_evaluate(place, tmp_path, capfd):

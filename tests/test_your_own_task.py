@@ -14,6 +14,7 @@ import runs
 import small_tasks
 import tensorflow as tf
 
+from bert_keras.pages.charts import draw
 from bert_keras.tasks.pretraining.pretrain import Pretraining, plan_pretraining
 from bert_keras.tasks.pretraining.recipes import recipe_named
 from bert_keras.tasks.study.probe import run_probes
@@ -68,6 +69,12 @@ def test_the_documented_task_trains_predicts_and_is_exported(reader, capfd):
     assert answer.astype(str).tolist() == names["answers"].tolist()
     card = (names["served"] / "assets.extra" / "model_card.md").read_text()
     assert '`serving_default` returns:\n\n"relation": string [?]\n' in card
+    raw = next(names["task"].examples("validation").batch(48).as_numpy_iterator())
+    answers = names["model"].predict([text.decode() for text in raw["text"]])["relation"]
+    predictions = {"relation": np.array([answer.encode() for answer in answers], object)}
+    (table,), judged = names["task"].views(predictions, raw), names["task"].judge(predictions, raw)
+    assert draw(table) and sum(count for _, count in table.rows) == len(judged.rows) == 48
+    assert {"accuracy": judged.right.mean()} == dict(names["task"].evaluate(predictions, raw))
     code, out, err = runs.run_command(capfd, "info", "run")
     assert code == 0 and f"{len(runs.VOCABULARY) + 4} tokens" in out, err
 

@@ -6,6 +6,7 @@ colors, which become the variables of the style sheet: a chart follows light and
 
 import io
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -21,6 +22,8 @@ _STAND_INS = {
 }
 INK, LINE, GROUND, QUIET = (f"#0{i}0{i}0{i}" for i in range(1, 5))
 SERIES = tuple(f"#0500{i:02d}" for i in range(1, 7))
+SHAPES = "osD^vP"  # of marks
+NAME = 28  # letters of a name beside a row
 _RC: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: it takes the page's font, and can be searched
     "text.parse_math": False,  # a label may have two dollars
@@ -50,27 +53,36 @@ class Drawable(Protocol):
     chart: str
 
 
+def _short(name: Any) -> str:
+    """A name for the side of a chart."""
+    text = str(name)
+    return text if len(text) <= NAME else f"{text[: NAME - 1]}…"
+
+
 def _bars(axes: Any, table: Drawable) -> None:
     """A bar for each row: the first column names it, the second is its length; a third and fourth are the ends of an interval."""
-    names, values = [str(row[0]) for row in table.rows], [row[1] for row in table.rows]
-    axes.barh(names, values, color=SERIES[0], height=0.6)
+    places, values = range(len(table.rows)), [row[1] for row in table.rows]
+    axes.barh(places, values, color=SERIES[0], height=0.6)
+    axes.set_yticks(places, [_short(row[0]) for row in table.rows])  # two rows may have one name
     if len(table.columns) >= 4:
         low, high = ([row[i] for row in table.rows] for i in (2, 3))
-        axes.hlines(names, low, high, color=INK, linewidth=2)
+        axes.hlines(places, low, high, color=INK, linewidth=2)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.set_xlabel(table.columns[1])
 
 
 def _lines(axes: Any, table: Drawable) -> None:
-    """The first column runs along x; each further column is a line. None leaves a point out."""
+    """The first column runs along x; each further column is a line, but not a count. None leaves a point out."""
     for i, name in enumerate(table.columns[1:]):
+        if all(isinstance(row[i + 1], int) for row in table.rows):
+            continue
         points = [(row[0], row[i + 1]) for row in table.rows if row[i + 1] is not None]
         if points:
-            style = ("-", "--", "-.", ":")[i // len(SERIES) % 4]
+            style = ("-", "--", "-.", ":")[i % 4]  # no line is known by its color alone
             axes.plot(
                 *zip(*points, strict=True),
-                f"o{style}",
+                f"{SHAPES[i % len(SHAPES)]}{style}",
                 color=SERIES[i % len(SERIES)],
                 markersize=4,
                 label=name,
@@ -79,6 +91,23 @@ def _lines(axes: Any, table: Drawable) -> None:
     if all(isinstance(row[0], int) for row in table.rows):
         axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(fontsize="small")
+
+
+def _dots(axes: Any, table: Drawable) -> None:
+    """A line for each row, which the first column names, with a mark for each column of fractions in its own shape and color."""
+    places = range(len(table.rows))
+    drawn = [i for i, value in enumerate(table.rows[0]) if isinstance(value, float)]
+    for series, i in enumerate(drawn):
+        values = [row[i] for row in table.rows]
+        color, shape = SERIES[series % len(SERIES)], SHAPES[series % len(SHAPES)]
+        axes.plot(values, places, shape, color=color, markersize=6, label=table.columns[i])
+    axes.set_yticks(places, [_short(row[0]) for row in table.rows])
+    low, high = axes.get_xlim()
+    axes.set_xlim(min(0, low), high)
+    axes.invert_yaxis()
+    axes.legend(
+        fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.12 * 6 / len(places)), ncols=len(drawn)
+    )
 
 
 def _scatter(axes: Any, table: Drawable) -> None:
@@ -100,12 +129,12 @@ def _heat(axes: Any, table: Drawable) -> None:
         total = sum(row[1:]) or 1
         for x, value in enumerate(row[1:]):
             axes.fill_between(
-                [x - 0.5, x + 0.5], y - 0.5, y + 0.5, color=SERIES[0], alpha=0.65 * value / total, linewidth=0
+                [x - 0.5, x + 0.5], y - 0.5, y + 0.5, color=SERIES[0], alpha=0.5 * value / total, linewidth=0
             )
-            axes.text(x, y, f"{value:g}", ha="center", va="center")
-    names = table.columns[1:]
+            axes.text(x, y, f"{value:g}", ha="center", va="center", fontsize=min(11, 110 / len(row)))
+    names = [_short(name) for name in table.columns[1:]]
     axes.set_xticks(range(len(names)), names, rotation=0 if max(map(len, names)) * len(names) < 60 else 60)
-    axes.set_yticks(range(len(table.rows)), [str(row[0]) for row in table.rows])
+    axes.set_yticks(range(len(table.rows)), [_short(row[0]) for row in table.rows])
     axes.set(xlim=(-0.5, len(names) - 0.5), ylim=(len(table.rows) - 0.5, -0.5))
     axes.grid(visible=False)
 
@@ -114,6 +143,7 @@ def _heat(axes: Any, table: Drawable) -> None:
 CHARTS: dict[str, tuple[Callable[[Any, Drawable], None], Callable[[int], float]]] = {
     "bars": (_bars, lambda rows: 0.9 + 0.32 * rows),
     "lines": (_lines, lambda rows: 3.6),
+    "dots": (_dots, lambda rows: 1.3 + 0.3 * rows),
     "scatter": (_scatter, lambda rows: 4.2),
     "heat": (_heat, lambda rows: 1.0 + 0.45 * rows),
 }
@@ -125,7 +155,8 @@ def draw(table: Drawable) -> Markup:
     from matplotlib.figure import Figure
 
     plot, height = CHARTS[table.chart]
-    with matplotlib.rc_context(_RC):
+    with matplotlib.rc_context(_RC), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # the page has a font for it
         figure = Figure(figsize=(7, height(len(table.rows))))
         figure.patch.set_alpha(0)
         axes = figure.subplots()

@@ -31,7 +31,7 @@ def check_paths(args: argparse.Namespace) -> None:
     from bert_keras import checkpoints  # NumPy
 
     for missing, paths in (
-        (checkpoints.missing_run, given.get("run") or ()),
+        (checkpoints.missing_run, [*(given.get("run") or ()), *_paths(given.get("compare"))]),
         (missing_source, [path for name in ("data", "dev_data") for path in _paths(given.get(name))]),
         (missing_source, given.get("records") or ()),
     ):

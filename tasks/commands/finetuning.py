@@ -15,6 +15,7 @@ from bert_keras.cli.console import PATH, Command, progress, say, say_first, tabl
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import add_flags, given_settings
 from bert_keras.io.files import write_json
+from bert_keras.io.folders import check_folder
 from bert_keras.io.json_files import as_json
 from bert_keras.io.paths import to_path
 from bert_keras.tasks.commands.early import check_model, check_paths
@@ -42,6 +43,7 @@ from bert_keras.tasks.hparams import Hparams, hparams_of
 from bert_keras.tasks.options import ColumnOptions, InferenceOptions, TrainedOptions
 
 CHUNK = 4096  # examples that `predict` holds at a time
+TABLES = "tables"  # a key beside the splits in the JSON of `evaluate`: split -> its tables
 NULL_ODDS = "null_odds.json"  # as google-research/bert run_squad.py names it
 
 
@@ -116,7 +118,9 @@ def _run_finetune(args: argparse.Namespace) -> None:
     check_given_task(args)
     start_strategy(args.strategy)
     from bert_keras import checkpoints
+    from bert_keras.tasks.evaluation.model_report import PAGE
     from bert_keras.tasks.finetuning.finetune import finetune
+    from bert_keras.tasks.finetuning.finetuning_monitor import REPORT
     from bert_keras.tasks.runs.run_folder import DEGENERATE
     from bert_keras.tasks.training.loop import LOGS
 
@@ -137,6 +141,7 @@ def _run_finetune(args: argparse.Namespace) -> None:
         feature_cache=args.feature_cache,
         save_every=args.save_every,
         dev_split=args.dev_split,
+        report=True,
         log=log,
     )
     rows = [(name.removeprefix("val_"), value) for name, value in results["measures"].items()]
@@ -150,6 +155,8 @@ def _run_finetune(args: argparse.Namespace) -> None:
             f"warning: the model did not learn: {results[DEGENERATE]}; give more examples, more epochs or another --seed",
             file=sys.stderr,
         )
+    if (page := to_path(args.output) / REPORT / PAGE).is_file():
+        print(f"its report is {page}")
     print(f"the run is in {args.output}")
 
 
@@ -199,21 +206,37 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, InferenceOptions, only=("precision",))
     add_flags(parser, TrainedOptions, only=("tau",))
     add("--tau-curve", **PATH, metavar="FILE", help="SQuAD 2.0: draw F1 over tau into this .svg or .png file")
+    add(
+        "--report",
+        **PATH,
+        metavar="FOLDER",
+        help="write a page with intervals, charts and mistakes to this folder, new or empty; of several splits, one each",
+    )
+    add(
+        "--compare",
+        **PATH,
+        metavar="RUN",
+        help="with --report: a second run of the task, on the same examples",
+    )
     add("--json", action="store_true", help="print JSON instead of a table")
 
 
 def _run_evaluate(args: argparse.Namespace) -> None:
     batch_size = inference_of(args).batch_size
     check_model(args)
+    _check_report(args)
     start_strategy(args.strategy, deterministic=False)
     from bert_keras.tasks.batches import cardinality, predictor
+    from bert_keras.tasks.evaluation.model_report import as_plain, make_report, write_reports
     from bert_keras.tasks.finetuning.examples import check_labelled, splits_of
     from bert_keras.tasks.problems.tau_curve import draw_tau_curve
-    from bert_keras.tasks.runs.facts import describe
+    from bert_keras.tasks.runs.run_folder import read_history
 
-    run = model_of(args, data=args.data)
-    task, measured, tables = adjusted(run.task, args), {}, []
+    run, model = model_of(args, data=args.data), " ".join(args.run or [args.checkpoint])
+    task, measured, tables, reports = adjusted(run.task, args), {}, dict[str, list[Any]](), {}
     check_tau_curve(task, args.tau_curve)
+    second = _second_run(args, task)
+    history = read_history(run.path) if len(args.run or ()) == 1 else []
     splits = [*splits_of(task, args.run or (), args.split)]  # reads all files before it measures any
     for split, examples, note in splits:
         if note:
@@ -221,23 +244,65 @@ def _run_evaluate(args: argparse.Namespace) -> None:
         task.check(run.preprocess, examples)
         check_labelled(task, run.preprocess, examples, split)
     predict = predictor(task, run.preprocess, run.model, fixed=True)
+    predict_second = second and predictor(second.task, second.preprocess, second.model, fixed=True)
     for split, examples, _ in splits:
         with progress(f"evaluating {split}", cardinality(examples)) as advance:
             predictions, raw = predict(examples, batch_size=batch_size, progress=advance)
         measured[split] = dict(task.evaluate(predictions, raw))
         if args.tau_curve:
             draw_tau_curve(*task.tau_curve(predictions, raw), tau=task.tau, title=split, path=args.tau_curve)
-        tables += [one._replace(title=f"{split}: {one.title}") for one in task.report(predictions, raw)]
+        tables[split] = [*task.report(predictions, raw)]
+        if args.report:
+            other = second and (args.compare, second.task, predict_second(examples, batch_size=batch_size)[0])
+            about = {"name": task.name, "model": model, "split": split, "history": history}
+            reports[split] = make_report(task, predictions, raw, compared=other, **about)
+    if reports:
+        write_reports(reports, to_path(args.report))
     if args.json:
-        print(as_json(measured))
-        return
+        of_split = {split: [as_plain(one) for one in found] for split, found in tables.items()}
+        print(as_json(measured | {TABLES: of_split}))
+    else:
+        _print_measures(run, task, model, measured, tables)
+        for report in reports.values():
+            print((report.content["comparison"] or report.content)["sentence"])
+        if reports:
+            say(f"the report is in {args.report}")
+
+
+def _check_report(args: argparse.Namespace) -> None:
+    """Raises BertKerasError for --compare without --report, and for a folder that holds files."""
+    if args.compare and not args.report:
+        raise BertKerasError("--compare was given without --report; give a folder for the page as --report.")
+    if args.report:
+        check_folder(to_path(args.report))
+
+
+def _second_run(args: argparse.Namespace, task: Any) -> Any:
+    """The run of --compare; None without it. Raises BertKerasError for a run of another task."""
+    from bert_keras.tasks.devices.strategies import strategy
+    from bert_keras.tasks.evaluation.measured import check_comparable
+    from bert_keras.tasks.runs.ensemble import load_runs
+
+    if args.compare is None:
+        return None
+    with strategy(args.strategy).scope():
+        run = load_runs([args.compare], data=args.data, task=args.task)
+    check_comparable(task, run.task, name=args.compare)
+    return run
+
+
+def _print_measures(
+    run: Any, task: Any, model: str, measured: dict[str, Any], tables: dict[str, list[Any]]
+) -> None:
+    from bert_keras.tasks.runs.facts import describe
+
     rows = [(split, name, value) for split, values in measured.items() for name, value in values.items()]
     features = f" ({about})" if (about := describe(run)) else ""
-    of = " ".join(args.run or [args.checkpoint])
     rules = f"; {about}" if (about := task.about_measures()) else ""
-    table(("split", "measure", "value"), rows, title=f"{task.name}: {of}{features}{rules}")
-    for title, columns, rows in tables:
-        table(columns, rows, title=title)
+    table(("split", "measure", "value"), rows, title=f"{task.name}: {model}{features}{rules}")
+    for split, found in tables.items():
+        for one in found:
+            table(one.columns, one.rows, title=f"{split}: {one.title}")
 
 
 def _add_predict(parser: argparse.ArgumentParser) -> None:

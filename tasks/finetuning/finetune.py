@@ -249,6 +249,7 @@ def plan_finetuning(
     keep_head: bool | None = None,
     feature_cache: str | pathlib.Path | None = None,
     output: str | pathlib.Path | None = None,
+    report: bool = False,
 ) -> Plan:
     """Reads and checks everything and builds the model, without training. Arguments and errors as in `finetune`."""
     check_readable(task)
@@ -297,6 +298,7 @@ def plan_finetuning(
         strategy_name=strategy_name,
         origin=origin_of(source),
         vectors=vectors,
+        report=report,
     )
     return Plan(
         fingerprint=fingerprint, model=model, stages=[stage], monitor=monitor, lines=lines, **prepared
@@ -315,6 +317,7 @@ def finetune(
     keep_head: bool | None = None,
     feature_cache: str | pathlib.Path | None = None,
     save_every: int | None = None,
+    report: bool = False,
     verbose: int | str = "auto",
     log: Callable[[str], None] = print,
 ) -> dict[str, Any]:
@@ -331,6 +334,7 @@ def finetune(
         and checkpoint; None keeps them in `output` until the training is finished
     save_every: steps between two saves in `checkpoints/`, each three times the size of the weights; None saves at the end of each
         epoch, 0 never
+    report: write the report of the dev split, of the kept epoch, to `report/` in the run, as `bert-keras finetune` does
     verbose: 0 for no lines inside epochs, 1 for a progress bar, 2 for lines inside long epochs; "auto" is 1 where a
         bar can be drawn, as in a notebook, else 2
     log: receives progress messages: the loaded weights, each epoch's loss and measures
@@ -349,6 +353,7 @@ def finetune(
         keep_head=keep_head,
         feature_cache=feature_cache,
         output=output,
+        report=report,
     )
     how: Any = {"keep_saves": save_every is not None, "verbose": verbose, "log": log}
     return train(plan, output, save_every=save_every, **how)

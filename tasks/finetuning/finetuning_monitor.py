@@ -9,14 +9,16 @@ import keras
 
 from bert_keras.checkpoints.hugging_face import SAFETENSORS
 from bert_keras.cli.console import counter
-from bert_keras.errors import BertKerasError, LossDiverged
+from bert_keras.errors import BertKerasError, LossDiverged, first_line
 from bert_keras.io.files import atomic_file
 from bert_keras.model.feature_bilstm import bilstm_of
 from bert_keras.tasks.batches import predictor
 from bert_keras.tasks.devices.workers import Workers
+from bert_keras.tasks.evaluation.model_report import make_report, write_reports
 from bert_keras.tasks.finetuning.examples import Examples
 from bert_keras.tasks.frozen.row_vectors import RowVectors, on_vectors
 from bert_keras.tasks.hparams import Hparams
+from bert_keras.tasks.report import Arrays
 from bert_keras.tasks.runs.run_card import CARD, run_card
 from bert_keras.tasks.runs.run_folder import (
     DEGENERATE,
@@ -24,6 +26,7 @@ from bert_keras.tasks.runs.run_folder import (
     ORIGIN,
     Run,
     digests,
+    load_run,
     save_checkpoint,
     save_run,
 )
@@ -32,6 +35,7 @@ from bert_keras.tasks.training.loop import LOGS
 from bert_keras.tasks.training.plan import Monitor
 from bert_keras.text.preprocessing import Preprocessor
 
+REPORT = "report"  # a folder in the run
 MIX = "mix"  # a key in results.json: the learned weights of a weighted sum of layers
 
 
@@ -65,12 +69,16 @@ class FineTuningMonitor(Monitor):
         log: Callable[[str], None],
         workers: Workers,
         vectors: RowVectors | None = None,
+        report: bool = False,
     ) -> None:
         super().__init__()
         self._path, self._workers, self._log = path, workers, log
         self._run = Run(task=task, preprocess=preprocess, model=trained.network, path=path)
         self._trained, self._vectors, self._examples, self._hparams = trained, vectors, examples, hparams
-        self._strategy_name, self._origin = strategy_name, origin
+        self._strategy_name, self._origin, self._report = strategy_name, origin, report
+        self._kept: tuple[Task, Arrays, Arrays] | None = (
+            None  # the task, predictions and raw examples of the best epoch
+        )
         answers = trained.network if vectors is None else on_vectors(trained, vectors)
         self._predict = predictor(task, preprocess, answers)
         self.others = [keras.callbacks.TensorBoard(path / LOGS, write_graph=False)]
@@ -127,6 +135,7 @@ class FineTuningMonitor(Monitor):
         value = measures[task.measure]
         if self.best is None or value > self.best["value"] or self._hparams.keep == "last":
             save_run(self._path, task, run.preprocess, run.model)
+            self._kept = (task, predictions, raw) if self._report and self._workers.chief else None
             why = task.degenerate(predictions, raw)
             self.best = {"value": float(value), "epoch": epoch, FILES: digests(self._path), DEGENERATE: why}
             if (bilstm := bilstm_of(run.model)) is not None and bilstm.weights_of_layers is not None:
@@ -159,7 +168,28 @@ class FineTuningMonitor(Monitor):
         results |= {name: self.best[name] for name in (DEGENERATE, MIX) if name in self.best}
         with atomic_file(self._path / CARD) as temporary:
             temporary.write_text(run_card(self._run, results), encoding="utf-8")
+        if self._report and self._workers.chief:
+            self._write_report()
         return results
+
+    def _write_report(self) -> None:
+        """Writes the report of the kept epoch. A report that fails, in the code of a task of one's own, ends no training."""
+        try:
+            task, predictions, raw = self._kept or self._predict_kept()
+            about: Any = {"name": task.name, "model": str(self._path), "split": "the dev split"}
+            made = make_report(task, predictions, raw, history=self.history, **about)
+            write_reports({"dev": made}, self._path / REPORT, existing="overwrite")
+        except OSError:
+            raise
+        except Exception as error:
+            why = f"{type(error).__name__}: {first_line(error)}"
+            self._log(f"warning: {self._path} gets no {REPORT}: {why}; the run is complete without it")
+
+    def _predict_kept(self) -> tuple[Task, Arrays, Arrays]:
+        """The same from the files of the best epoch, which another process has measured."""
+        run = load_run(self._path, task=type(self._run.task), unfinished=True)
+        predict = predictor(run.task, run.preprocess, run.model)
+        return run.task, *predict(self._examples.dev, batch_size=self._rows_at_once())
 
     def _rows_at_once(self) -> int:
         """The rows of an evaluation's batch: as many as all replicas compute at once in a training step."""

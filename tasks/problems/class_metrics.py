@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from bert_keras.errors import BertKerasError, first_line
@@ -61,19 +62,45 @@ class LabelMeasure(keras.metrics.Metric):
         self.rows.assign_add(ops.concatenate([ops.sum(right * weights, axis=0), ops.sum(weights, axis=0)]))
 
     def result(self) -> Any:
-        right, predicted, labelled = ops.unstack(ops.convert_to_tensor(self.by_label))
-        right_rows, rows = ops.unstack(ops.convert_to_tensor(self.rows))
-        if self.measure == "accuracy":
-            return ops.divide_no_nan(right_rows, rows)
-        if self.measure == "matthews":
-            return _matthews(right_rows, predicted, labelled, rows)
-        score = label_score(self.measure, self.labels, multi=self.multi)
-        assert score is not None  # `keras_metrics` checks the name
-        return _scored(score, right, predicted, labelled, multi=self.multi)
+        by_label, rows = (ops.unstack(ops.convert_to_tensor(one)) for one in (self.by_label, self.rows))
+        return _counted(self.measure, self.labels, by_label, rows, multi=self.multi)
 
     def get_config(self) -> dict[str, Any]:
         kept = {"measure": self.measure, "labels": list(self.labels), "multi": self.multi}
         return super().get_config() | kept
+
+
+def measures_of_rows(
+    measures: Sequence[str], names: Sequence[str], labels: np.ndarray, predicted: np.ndarray, *, multi: bool
+) -> Callable[[np.ndarray], dict[str, float]]:
+    """A function of rows with repeats, int [M]: their measures, from counts as in LabelMeasure.
+
+    labels, predicted: class ids [N], or 0 and 1 for each label [N, C]
+    """
+    # There are few pairs of label and prediction: each is counted as often as its rows are drawn.
+    pairs, pair = np.unique(np.stack([labels, predicted], axis=1), axis=0, return_inverse=True)
+    one, other = (pairs[:, side] if multi else np.eye(len(names))[pairs[:, side]] for side in (0, 1))
+    right = (one == other).all(axis=1, keepdims=True)
+    parts = np.concatenate([one * other, other, one, right, np.ones_like(right)], axis=1, dtype=np.float64)
+
+    def measure(rows: np.ndarray) -> dict[str, float]:
+        counts = np.bincount(pair.ravel()[rows], minlength=len(pairs)) @ parts
+        counted = counts[:-2].reshape(3, -1), counts[-2:]
+        return {name: float(_counted(name, names, *counted, multi=multi)) for name in measures}
+
+    return measure
+
+
+def _counted(measure: str, names: Sequence[str], by_label: Any, rows: Any, *, multi: bool) -> Any:
+    """A measure from counts: rows that are predicted right, predicted, and labelled, by label; rows all right, and rows."""
+    right, predicted, labelled = by_label
+    if measure == "accuracy":
+        return ops.divide_no_nan(*rows)
+    if measure == "matthews":
+        return _matthews(rows[0], predicted, labelled, rows[1])
+    score = label_score(measure, names, multi=multi)
+    assert score is not None  # `keras_metrics` checks the name
+    return _scored(score, right, predicted, labelled, multi=multi)
 
 
 def _matthews(right: Any, predicted: Any, labelled: Any, rows: Any) -> Any:

@@ -5,12 +5,11 @@ scores, and the measures of the data set. With a `doc_stride`, a text longer tha
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
-import sklearn.metrics
 import tensorflow as tf
 
 from bert_keras.checkpoints.checkpoint import Checkpoint
@@ -26,9 +25,9 @@ from bert_keras.tasks import metrics
 from bert_keras.tasks.data import glue
 from bert_keras.tasks.data.glue import LABEL, ROWS, TextDataSet
 from bert_keras.tasks.data.sources import Source
-from bert_keras.tasks.metrics import AVERAGES, SCORES
 from bert_keras.tasks.options import ClassifierOptions, ColumnOptions, MeasureOptions
-from bert_keras.tasks.problems.class_metrics import keras_metrics
+from bert_keras.tasks.problems import class_report
+from bert_keras.tasks.problems.class_metrics import keras_metrics, measures_of_rows
 from bert_keras.tasks.problems.label_types import (
     LABEL_TYPES,
     LABELS,
@@ -38,7 +37,7 @@ from bert_keras.tasks.problems.label_types import (
     unknown_measure,
     usual_name,
 )
-from bert_keras.tasks.report import Arrays, Table, cell, list_errors, most_confident, plain
+from bert_keras.tasks.report import Arrays, Judged, Table, cell, list_errors, most_confident, plain
 from bert_keras.tasks.task import (
     LABEL_NAMES,
     POOLINGS,
@@ -310,6 +309,16 @@ class TextClassification(Task):
         for name in self.measures:
             yield name, self._measure(name, labels, predicted)
 
+    def resampled(self, predictions: Arrays, raw: Arrays) -> Callable[[np.ndarray], dict[str, float]]:
+        """Of labels, it counts."""
+        labels, predicted = raw[LABEL], self.type.predicted(predictions, self.label_names)
+        if self.label_type == "score":
+            return lambda rows: {
+                name: self._measure(name, labels[rows], predicted[rows]) for name in self.measures
+            }
+        multi = self.label_type == "multi"
+        return measures_of_rows(self.measures, self.label_names, labels, predicted, multi=multi)
+
     def _measure(self, name: str, labels: np.ndarray, predicted: np.ndarray) -> float:
         measure = measure_of(name, self.label_names, self.label_type)
         assert measure is not None  # checked when the problem was made
@@ -354,23 +363,19 @@ class TextClassification(Task):
 
     def report(self, predictions: Arrays, raw: Arrays) -> Iterator[Table]:
         """The scores of each label; of classes, the confusion matrix and the most confident errors; of scores, the largest."""
-        known = np.flatnonzero(self._is_known(raw[LABEL]))
-        if self.label_type != "score":
-            yield self._by_label(raw[LABEL][known], self.type.predicted(predictions, self.label_names)[known])
-        if self.label_type == "multi":
-            return
+        known, names = np.flatnonzero(self._is_known(raw[LABEL])), self.label_names
+        gold, chosen = raw[LABEL], self.type.predicted(predictions, names)
         if self.label_type == "score":
-            gold, scores = raw[LABEL], predictions[SCORE]
-            worst = most_confident(known, np.abs(scores - gold))
-            rows = [(*self._texts(raw, i), f"{gold[i]:.2f}", f"{scores[i]:.2f}") for i in worst]
-            wrong = np.float64(scores[known]) - gold[known]
+            worst = most_confident(known, np.abs(chosen - gold))
+            rows = [(*self._texts(raw, i), f"{gold[i]:.2f}", f"{chosen[i]:.2f}") for i in worst]
+            wrong = np.float64(chosen[known]) - gold[known]
             of_all = f"root mean square {np.sqrt((wrong**2).mean()):.4g}, mean {np.abs(wrong).mean():.4g}"
             yield Table(f"largest errors; of all: {of_all}", (*self.text, "gold", "score"), rows)
             return
-        names, gold, chosen = self.label_names, raw[LABEL], self.type.predicted(predictions, self.label_names)
-        matrix = sklearn.metrics.confusion_matrix(gold[known], chosen[known], labels=range(len(names)))
-        rows = [(label, *counts) for label, counts in zip(names, matrix.tolist(), strict=True)]
-        yield Table("gold in rows, predicted in columns", ("", *names), rows)
+        yield class_report.by_label(names, gold[known], chosen[known], self._measure)
+        if self.label_type == "multi":
+            return
+        yield class_report.confusions(names, gold[known], chosen[known])
 
         def describe(i: int) -> tuple[str, ...]:
             return (*self._texts(raw, i), names[gold[i]], names[chosen[i]])
@@ -379,17 +384,21 @@ class TextClassification(Task):
         columns = (*self.text, "gold", "predicted", "probability")
         yield from list_errors(wrong, confidence, columns, describe, count=len(known))
 
-    def _by_label(self, labels: np.ndarray, predicted: np.ndarray) -> Table:
-        """Precision, recall and F1 of each label, with its texts, and their averages."""
-        counts = (
-            labels.sum(axis=0) if labels.ndim > 1 else np.bincount(labels, minlength=len(self.label_names))
-        )
-        texts = dict(zip(self.label_names, counts.astype(int).tolist(), strict=True))
-        rows = [
-            (of, *(self._measure(f"{score}_{of}", labels, predicted) for score in SCORES), texts.get(of, ""))
-            for of in (*(name for name in self.label_names if name not in AVERAGES), *AVERAGES)
-        ]
-        return Table("labels and averages", ("label", *SCORES, "texts"), rows)
+    def views(self, predictions: Arrays, raw: Arrays) -> Iterator[Table]:
+        _, gold, chosen = self._labelled(predictions, raw)
+        yield from self.type.views(self.label_names, gold, chosen)
+
+    def judge(self, predictions: Arrays, raw: Arrays) -> Judged:
+        known, gold, chosen = self._labelled(predictions, raw)
+        decoded = {name: values[known] for name, values in predictions.items()}
+        texts = {name: [plain(text) for text in raw[name][known]] for name in self.text}
+        found = self.type.judge(self.label_names, gold, chosen, decoded)
+        return Judged(rows=known, texts=texts, **found)
+
+    def _labelled(self, predictions: Arrays, raw: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The rows of the labelled texts, their labels and their predictions, as LABEL_TYPES has them."""
+        known = np.flatnonzero(self._is_known(raw[LABEL]))
+        return known, raw[LABEL][known], self.type.predicted(predictions, self.label_names)[known]
 
     def _texts(self, raw: Arrays, row: int) -> list[str]:
         return [plain(raw[name][row]) for name in self.text]

@@ -7,7 +7,8 @@ text.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ from bert_keras.tasks.data.columns import read_columns
 from bert_keras.tasks.data.sources import Source, split_file
 from bert_keras.tasks.data.tables import checked_text, read_table
 from bert_keras.tasks.options import FillMaskOptions
-from bert_keras.tasks.report import Arrays, Table, list_errors, plain
+from bert_keras.tasks.problems.views import name_sizes, size_groups
+from bert_keras.tasks.report import Arrays, Judged, Table, list_errors, plain
 from bert_keras.tasks.task import Features, Raw, Task
 from bert_keras.text.byte_bpe import BPE_TOKENS
 from bert_keras.text.preprocessing import Preprocessor
@@ -46,6 +48,15 @@ TOKENS, SCORES, START, FILLED, RANK = "mask_tokens", "mask_scores", "mask_start_
 UNKNOWN = -1  # the label of an answer that is not one token
 CHECKED = 1024  # examples that `check_targets` tokenizes together
 NEAR = 5  # the last rank that counts for "top_5"
+
+FAR = 10  # ranks of a report
+RANKS = (1, 2, 6, 11, 101, 1001)
+WORD_KINDS = ("word", "stop word", "number", "punctuation")
+_UP_TO_RANK = (
+    "The fraction of the answers that are among the model's best tokens, up to each rank; in brackets the number of answers. "
+    "Stop words are frequent English words, such as the and of, from scikit-learn's list."
+)
+_RANKS = "Rank 1 is the token with the highest probability."
 
 FILES: dict[str, tuple[str, ...]] = {
     "train": ("train.jsonl", "train.tsv"),
@@ -227,10 +238,19 @@ class FillMask(Task):
                 f"all {len(predictions[RANK])} examples are skipped: no answer is one token of the vocabulary with its mask "
                 "within seq_length; give answers of one word, or a larger seq_length."
             )
-        yield self.measure, float(np.mean(ranks == 1))
-        yield f"top_{NEAR}", float(np.mean(ranks <= NEAR))
-        yield "mean_reciprocal_rank", float(np.mean(1 / ranks))
-        yield "skipped", float(len(predictions[RANK]) - len(ranks))
+        yield from self.resampled(predictions, raw)(np.arange(len(predictions[RANK]))).items()
+
+    def resampled(self, predictions: Arrays, raw: Arrays) -> Callable[[np.ndarray], dict[str, float]]:
+        """The skipped examples are counted once, not in each sample."""
+        skipped = float(np.sum(predictions[RANK] == 0))
+
+        def measure(rows: np.ndarray) -> dict[str, float]:
+            ranks = predictions[RANK][rows]
+            ranks = ranks[ranks > 0]
+            near = {self.measure: float(np.mean(ranks == 1)), f"top_{NEAR}": float(np.mean(ranks <= NEAR))}
+            return near | {"mean_reciprocal_rank": float(np.mean(1 / ranks)), "skipped": skipped}
+
+        return measure
 
     def record(self, decoded: Arrays) -> dict[str, Any]:
         """{"filled": text, "masks": [{"start_byte": ..., "tokens": [...], "scores": [...]}, ...]}."""
@@ -257,6 +277,47 @@ class FillMask(Task):
 
         columns = (TEXT, "best", ANSWER, "rank of the answer", "probability of the best")
         yield from list_errors(wrong, confidence, columns, describe)
+
+    def views(self, predictions: Arrays, raw: Arrays) -> Iterator[Table]:
+        """The fraction of answers up to each rank by kind of word, and the ranks of the answers."""
+        known = np.flatnonzero(predictions[RANK] > 0)
+        ranks = predictions[RANK][known]
+        kinds = np.array([kind_of_word(plain(answer)) for answer in raw[ANSWER][known]])
+        names = [name for name in WORD_KINDS if (kinds == name).any()]
+        groups = [np.full(len(known), True), *(kinds == name for name in names)]
+        columns = tuple(
+            f"{name} ({group.sum()})" for name, group in zip(("all", *names), groups, strict=True)
+        )
+        rows = [
+            (rank, *(float(np.mean(ranks[group] <= rank)) for group in groups)) for rank in range(1, FAR + 1)
+        ]
+        yield Table("Answers up to a rank", ("rank", *columns), rows, "lines", _UP_TO_RANK)
+        counts = Counter(name_sizes(np.ceil(ranks), RANKS))
+        listed = [(name, counts[name]) for name in size_groups(RANKS)]
+        yield Table("Ranks of the answers", ("rank of the answer", "answers"), listed, "bars", _RANKS)
+
+    def judge(self, predictions: Arrays, raw: Arrays) -> Judged:
+        """A row for each answer of one token whose mask is read."""
+        rows = np.flatnonzero(predictions[RANK] > 0)
+        return Judged(
+            rows=rows,
+            texts={TEXT: plain(raw[TEXT][rows])},
+            gold=plain(raw[ANSWER][rows]),
+            predicted=plain(predictions[TOKENS][rows, 0, 0]),
+            right=(predictions[RANK][rows] == 1).astype(np.float64),
+            confidence=predictions[SCORES][rows, 0, 0].astype(np.float64),
+        )
+
+
+def kind_of_word(answer: str) -> str:
+    """One of WORD_KINDS."""
+    from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS  # slow to import
+
+    if any(letter.isdigit() for letter in answer):
+        return "number"
+    if not any(letter.isalpha() for letter in answer):
+        return "punctuation"
+    return "stop word" if answer.strip().lower() in ENGLISH_STOP_WORDS else "word"
 
 
 def _ranks(logits: tf.Tensor, answer: tf.Tensor) -> tf.Tensor:

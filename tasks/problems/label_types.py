@@ -5,7 +5,7 @@ LABEL_TYPES for each type, and its measures by name.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,8 @@ from bert_keras.tasks import metrics
 from bert_keras.tasks.data.columns import class_ids, label_sets, scores
 from bert_keras.tasks.data.glue import LABEL
 from bert_keras.tasks.metrics import BY_CLASS, MEASURES, SCORES
+from bert_keras.tasks.problems import class_report
+from bert_keras.tasks.report import Arrays, Table
 from bert_keras.tasks.task import PROBABILITIES
 
 LABELS, SCORE = "labels", "score"
@@ -35,6 +37,8 @@ class LabelType(NamedTuple):
     plain: names in MEASURES that apply to the type; `measure_of` has the scores of labels too
     least: the smallest number of labels
     answers: the meaning of the numbers that it predicts
+    views: names of the labels, raw labels and predictions of labelled texts -> further tables of a report page
+    judge: the same and the served arrays of these texts -> the fields of `Judged` beside rows and texts
     """
 
     loss: Callable[[Any, Any], Any]
@@ -46,6 +50,8 @@ class LabelType(NamedTuple):
     plain: tuple[str, ...]
     least: int
     answers: str
+    views: Callable[[Names, np.ndarray, np.ndarray], Iterator[Table]]
+    judge: Callable[[Names, np.ndarray, np.ndarray, Arrays], dict[str, Any]]
 
 
 def _decode_class(logits: tf.Tensor, names: Names) -> dict[str, tf.Tensor]:
@@ -75,6 +81,8 @@ LABEL_TYPES = {
         plain=("accuracy", "matthews"),
         least=2,
         answers="probabilities by a softmax",
+        views=class_report.confused_pairs,
+        judge=class_report.judge_classes,
     ),
     "score": LabelType(
         loss=squared_error,
@@ -86,6 +94,8 @@ LABEL_TYPES = {
         plain=("spearman", "pearson"),
         least=0,
         answers="the raw score of one output",
+        views=class_report.scatter,
+        judge=class_report.judge_scores,
     ),
     "multi": LabelType(
         loss=binary_cross_entropy,
@@ -97,6 +107,8 @@ LABEL_TYPES = {
         plain=("accuracy",),
         least=1,
         answers="a probability for each label by a sigmoid",
+        views=class_report.cooccurrence,
+        judge=class_report.judge_sets,
     ),
 }
 

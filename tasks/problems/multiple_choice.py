@@ -27,7 +27,8 @@ from bert_keras.tasks.data.tables import checked_text, column_names, get_ending,
 from bert_keras.tasks.metrics import accuracy, degenerate_classes
 from bert_keras.tasks.options import TASK_DEFAULTS, ChoiceOptions
 from bert_keras.tasks.problems.class_metrics import keras_metrics
-from bert_keras.tasks.report import Arrays, Table, list_errors, plain
+from bert_keras.tasks.problems.views import by_fraction
+from bert_keras.tasks.report import Arrays, Judged, Table, list_errors, plain
 from bert_keras.tasks.task import Features, Raw, Task, checked_labelled
 from bert_keras.text.preprocessing import Preprocessor
 
@@ -71,6 +72,12 @@ COLUMNS = (
     ChoiceColumns(CONTEXT, ENDINGS, LABEL),
 )
 _ENDINGS, _LABELS = [one.endings for one in COLUMNS], [one.label for one in COLUMNS]
+_BY_POSITION = (
+    "The fraction of the examples whose chosen and whose right ending stands at a position, and the accuracy where the right one "
+    "stands there. A model that prefers a position chooses it more often than it is right."
+)
+_BY_LENGTH = "Rank 1 is the longest ending. A model that prefers long endings chooses rank 1 more often than it is right."
+_BY_MARGIN = "The margin is the probability of the chosen ending minus that of the second best one."
 # A .tsv: category, prompt, endings and label, without a header.
 CODAH = ChoiceColumns("prompt", "ending", LABEL)
 
@@ -266,6 +273,51 @@ class MultipleChoice(Task):
 
         columns = (CONTEXT, "chosen", "right", "probability of the chosen")
         yield from list_errors(wrong, confidence, columns, describe)
+
+    def views(self, predictions: Arrays, raw: Arrays) -> Iterator[Table]:
+        """The choices by position and by length of the endings, and the accuracy by margin."""
+        known = np.flatnonzero(raw[LABEL] >= 0)
+        chosen, right = predictions[LABEL][known], raw[LABEL][known]
+        endings, probabilities = raw[ENDINGS][known], predictions["probabilities"][known]
+        positions = np.broadcast_to(np.arange(self.num_choices), endings.shape)
+        yield _by_place(
+            "Choices by position of the ending", "position", positions, chosen, right, _BY_POSITION
+        )
+        lengths = np.array([[len(plain(ending)) for ending in row] for row in endings])
+        ranks = np.argsort(np.argsort(-lengths, axis=1, kind="stable"), axis=1)
+        yield _by_place("Choices by length of the ending", "rank of length", ranks, chosen, right, _BY_LENGTH)
+        best = np.sort(probabilities, axis=1)
+        margins, columns = best[:, -1] - best[:, -2], ("margin", self.measure, "examples")
+        yield from by_fraction("Accuracy by margin", columns, margins, chosen == right, about=_BY_MARGIN)
+
+    def judge(self, predictions: Arrays, raw: Arrays) -> Judged:
+        rows = np.flatnonzero(raw[LABEL] >= 0)
+        chosen, right = predictions[LABEL][rows], raw[LABEL][rows]
+        return Judged(
+            rows=rows,
+            texts={CONTEXT: plain(raw[CONTEXT][rows])},
+            gold=plain(raw[ENDINGS][rows, right]),
+            predicted=plain(raw[ENDINGS][rows, chosen]),
+            right=(chosen == right).astype(np.float64),
+            confidence=predictions["probabilities"][rows].max(axis=1).astype(np.float64),
+        )
+
+
+def _by_place(
+    title: str, name: str, places: np.ndarray, chosen: np.ndarray, right: np.ndarray, about: str
+) -> Table:
+    """For each place, the fraction of examples whose chosen and whose right ending stands there, and the accuracy of the latter.
+
+    places: int [N, K], those of the endings, from 0; chosen, right: int [N], the indices of endings
+    """
+    row = np.arange(len(places))
+    at_choice, at_right = places[row, chosen], places[row, right]
+    rows = []
+    for place in range(places.shape[1]):
+        there = at_right == place
+        accuracy_there = float(np.mean(chosen[there] == right[there])) if there.any() else None
+        rows.append((place + 1, float(np.mean(at_choice == place)), float(np.mean(there)), accuracy_there))
+    return Table(title, (name, "chosen", "right", "accuracy where it is right"), rows, "lines", about)
 
 
 @keras.saving.register_keras_serializable("bert_keras")

@@ -9,7 +9,7 @@ import collections
 import copy
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -38,6 +38,7 @@ from bert_keras.tasks.data import squad
 from bert_keras.tasks.data.sources import Source, split_file
 from bert_keras.tasks.data.squad import ANSWER_END, ANSWER_START, ANSWERS, CONTEXT, QUESTION, VERSIONS
 from bert_keras.tasks.options import TASK_DEFAULTS, SquadOptions
+from bert_keras.tasks.problems import answer_views
 from bert_keras.tasks.problems.answer_spans import (
     NBEST,
     NBEST_SCORES,
@@ -49,13 +50,14 @@ from bert_keras.tasks.problems.answer_spans import (
     best_spans,
     list_nbest,
 )
-from bert_keras.tasks.report import ERRORS_SHOWN, Arrays, Table, most_confident, plain
+from bert_keras.tasks.report import ERRORS_SHOWN, Arrays, Judged, Table, most_confident, plain
 from bert_keras.tasks.task import Features, Raw, Task
 from bert_keras.text.preprocessing import Preprocessor
 
 # The logit of padding: its softmax is 0 in float32, so no answer depends on the padding of its batch. Unlike an infinity, it
 # stays a number in means, in losses and in JSON.
 PADDING_LOGIT = -1e4
+NO_ANSWER = "(none)"
 SHOWN = 40  # characters of context on each side of an answer
 
 
@@ -246,21 +248,29 @@ class QuestionAnswering(Task):
         best_exact, best_f1: the measures at the best tau
         best_exact_tau, best_f1_tau: that tau, which the official scorer gives with the other sign as best_exact_thresh
         """
-        scores = self._scores(predictions["answer"], raw)
-        for name, values in scores.items():
-            yield name, 100 * float(values.mean())
+        yield from self.resampled(predictions, raw)(np.arange(len(raw[ANSWERS]))).items()
+
+    def resampled(self, predictions: Arrays, raw: Arrays) -> Callable[[np.ndarray], dict[str, float]]:
+        """It compares each answer once, with the gold answers of its question."""
+        scores, short = self._scores(predictions["answer"], raw), {"exact_match": "exact", "f1": "f1"}
         if not self.version.unanswerable:
-            return
-        has_answer = _find_answerable(raw)
-        short = {"exact_match": "exact", "f1": "f1"}
-        for group, chosen in (("HasAns", has_answer), ("NoAns", ~has_answer)):
-            for name, values in scores.items():
-                if chosen.any():
-                    yield f"{group}_{short[name]}", 100 * float(values[chosen].mean())
-        for name, values in self._scores(predictions["nbest_answers"][:, 0], raw).items():
-            best, threshold = metrics.best_threshold(values, ~has_answer, predictions["null_odds"])
-            yield f"best_{short[name]}", 100 * best
-            yield f"best_{short[name]}_tau", 0.0 - threshold  # -threshold would be -0.0
+            return lambda rows: {name: 100 * float(values[rows].mean()) for name, values in scores.items()}
+        has_answer, odds = _find_answerable(raw), predictions["null_odds"]
+        of_best = self._scores(predictions["nbest_answers"][:, 0], raw)
+
+        def measure(rows: np.ndarray) -> dict[str, float]:
+            found = {name: 100 * float(values[rows].mean()) for name, values in scores.items()}
+            groups = (("HasAns", rows[has_answer[rows]]), ("NoAns", rows[~has_answer[rows]]))
+            for group, chosen in groups:
+                for name, values in scores.items() if len(chosen) else ():
+                    found[f"{group}_{short[name]}"] = 100 * float(values[chosen].mean())
+            for name, values in of_best.items():
+                best, threshold = metrics.best_threshold(values[rows], ~has_answer[rows], odds[rows])
+                found[f"best_{short[name]}"] = 100 * best
+                found[f"best_{short[name]}_tau"] = 0.0 - threshold  # -threshold would be -0.0
+            return found
+
+        return measure
 
     def degenerate(self, predictions: Arrays, raw: Arrays) -> str | None:
         """One answer for nearly all questions, or an F1 no better than that of no answer at all, which is 0 for SQuAD 1.1."""
@@ -324,7 +334,7 @@ class QuestionAnswering(Task):
         """The question, the answer in brackets with the context around it, and its probability; what is asked for follows."""
         start, end = record["start"], record["end"]
         if start < 0:
-            shown, probability = "(none)", record.get("no_answer_probability", 1.0)
+            shown, probability = NO_ANSWER, record.get("no_answer_probability", 1.0)
         else:
             context = example[CONTEXT]
             parts = (context[:start], context[start:end], context[end:])
@@ -351,21 +361,50 @@ class QuestionAnswering(Task):
             chosen = groups == group
             rows.append((group, size, *(100 * float(values[chosen].mean()) for values in scores.values())))
         title = "by kind of question" if self.version.unanswerable else "by first word"
-        yield Table(title, ("questions", "count", "exact match", "f1"), rows)
-        confidence = predictions["nbest_probabilities"][:, 0]
-        if self.version.unanswerable:
-            withheld = predictions[START_BYTE] < 0
-            confidence = np.where(withheld, predictions["no_answer_probability"], confidence)
+        about = "Exact match and F1 in percent: equal answers, and answers that share words."
+        yield Table(title, ("questions", "count", "exact match", "f1"), rows, about=about)
+        confidence = self._confidence(predictions)
         errors = [
             (
                 plain(raw[QUESTION][i]),
-                next(iter(json.loads(raw[ANSWERS][i])), "(none)"),
-                plain(predictions["answer"][i]) or "(none)",
+                next(iter(json.loads(raw[ANSWERS][i])), NO_ANSWER),
+                plain(predictions["answer"][i]) or NO_ANSWER,
                 float(confidence[i]),
             )
             for i in most_confident(np.flatnonzero(scores["exact_match"] == 0), confidence)
         ]
-        yield Table("most confident errors", (QUESTION, "gold", "predicted", "probability"), errors)
+        about = "Answers that equal no labelled answer, the surest first."
+        yield Table(
+            "most confident errors", (QUESTION, "gold", "predicted", "probability"), errors, about=about
+        )
+
+    def views(self, predictions: Arrays, raw: Arrays) -> Iterator[Table]:
+        """The outcomes of the questions, for SQuAD 2.0 the curve over tau, and F1 by groups."""
+        scores = self._scores(predictions["answer"], raw)
+        yield answer_views.count_outcomes(scores["exact_match"], scores["f1"], predictions, raw)
+        if self.version.unanswerable:
+            taus, f1 = self.tau_curve(predictions, raw)
+            yield answer_views.curve(taus, f1, predictions["null_odds"], tau=self.tau)
+        yield from answer_views.views(scores["f1"], raw)
+
+    def judge(self, predictions: Arrays, raw: Arrays) -> Judged:
+        """A row for each question, with its F1."""
+        golds = [dict.fromkeys(json.loads(answers)) for answers in raw[ANSWERS]]
+        return Judged(
+            rows=np.arange(len(golds)),
+            texts={QUESTION: plain(raw[QUESTION]), CONTEXT: plain(raw[CONTEXT])},
+            gold=[" / ".join(texts) or NO_ANSWER for texts in golds],
+            predicted=[answer or NO_ANSWER for answer in plain(predictions["answer"])],
+            right=self._scores(predictions["answer"], raw)["f1"],
+            confidence=self._confidence(predictions).astype(np.float64),
+        )
+
+    def _confidence(self, predictions: Arrays) -> np.ndarray:
+        """The probability of the best answer, or of no answer where none is given, [N]."""
+        confidence = predictions["nbest_probabilities"][:, 0]
+        if not self.version.unanswerable:
+            return confidence
+        return np.where(predictions[START_BYTE] < 0, predictions["no_answer_probability"], confidence)
 
 
 def _shown(span: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ windows.
 """
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,21 @@ from bert_keras.features import EXAMPLE_INDEX, SEQUENCE_OUTPUT, WORD_INDEX
 from bert_keras.fields import field_types, names_of
 from bert_keras.io.json_files import TEXT as WORD
 from bert_keras.io.json_files import checked_fields, list_of, one_of, shortened
+from bert_keras.io.paths import to_path
 from bert_keras.model.crf import CRF
 from bert_keras.model.encoder import BertEncoder, encoder_inputs
 from bert_keras.model.heads import TokenHead
 from bert_keras.optimization.losses import GlobalMean, name_of
 from bert_keras.tasks import metrics
+from bert_keras.tasks.batches import count
 from bert_keras.tasks.data import conll, spans
 from bert_keras.tasks.data.columns import list_values
 from bert_keras.tasks.data.conll import DOCSTART, OUTSIDE, SCHEMES, Corpus, Sentence
 from bert_keras.tasks.data.sources import Source, split_file
 from bert_keras.tasks.options import TAGGING_DEFAULTS, TaggingOptions
+from bert_keras.tasks.problems import entity_errors
 from bert_keras.tasks.problems.class_metrics import keras_metrics
+from bert_keras.tasks.problems.entity_errors import TAGS, as_entities, mark_entities, split_sentences
 from bert_keras.tasks.problems.tag_decoding import (
     TOKEN_WORDS,
     Letters,
@@ -42,13 +46,12 @@ from bert_keras.tasks.problems.tag_decoding import (
 )
 from bert_keras.tasks.problems.tag_sentences import label_sentences, sentence_losses
 from bert_keras.tasks.problems.tagged_texts import join_words, read_tagged, tag_texts
-from bert_keras.tasks.report import ERRORS_SHOWN, Arrays, Table, plain
+from bert_keras.tasks.report import Arrays, Judged, Table, plain
 from bert_keras.tasks.task import Features, Raw, Task
 from bert_keras.text.characters import to_characters
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.words import TEXT, TOKENS, find_words, split_words, take_text
 
-TAGS = "tags"
 # Where a word of raw text starts: by rules of white space and punctuation, as in CoNLL's files; or at each token that continues
 # no other, as transformers' pipelines have it.
 WORDS_OF_TEXT, WORDS_OF_TOKENS = "text", "tokens"
@@ -56,6 +59,10 @@ _ENTITY = ("text", "label", "start", "end", "start_byte", "end_byte", "score")
 ENTITY = tuple(f"entity_{name}" for name in _ENTITY)
 # Of a CRF on a fine-tuned encoder, at whose rates, such as 5e-5, a transition would hardly move; a BiLSTM is trained at 1e-3.
 CRF_SCALE = 20.0
+_BY_TYPE = (
+    "Precision is the fraction of the predicted entities that are right, recall the fraction of the labelled entities that are "
+    "found, and F1 their harmonic mean."
+)
 SHOWN = 20  # words of the first sentence that are shown before a training
 
 
@@ -359,12 +366,18 @@ class Tagging(Task):
 
     def evaluate(self, predictions: Arrays, raw: Arrays) -> Iterator[tuple[str, float]]:
         """Yields F1, precision and recall of entities, and the accuracy of tags."""
-        gold, predicted = _split_sentences(raw[TAGS]), _split_sentences(predictions[TAGS])
-        scores = metrics.entity_scores(*map(_as_entities, (gold, predicted)))
-        yield "f1", scores.f1
-        yield "precision", scores.precision
-        yield "recall", scores.recall
-        yield "accuracy", metrics.accuracy(np.concatenate(gold), np.concatenate(predicted))
+        yield from self.resampled(predictions, raw)(np.arange(len(raw[TAGS]))).items()
+
+    def resampled(self, predictions: Arrays, raw: Arrays) -> Callable[[np.ndarray], dict[str, float]]:
+        """It counts the entities and the tags of each text once."""
+        texts = ([split_sentences([text]) for text in side] for side in (raw[TAGS], predictions[TAGS]))
+        counts = np.array(
+            [
+                (*metrics.count_entities(*map(as_entities, both)), *metrics.count_tags(*both))
+                for both in zip(*texts, strict=True)
+            ]
+        )
+        return lambda rows: metrics.scores_of_counts(counts[rows].sum(axis=0))
 
     def record(self, decoded: Arrays) -> dict[str, Any]:
         """The entities with text, label, characters, bytes and score, and the tags of the words."""
@@ -375,35 +388,38 @@ class Tagging(Task):
 
     def show(self, example: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, str]:
         """The text with its entities marked: "[Ada Lovelace PER] met ..."."""
-        text = example[TEXT]
-        for entity in reversed(record["entities"]):
-            start, end = entity["start"], entity["end"]
-            text = f"{text[:start]}[{text[start:end]} {entity['label']}]{text[end:]}"
-        return {TEXT: text}
+        marks = [(entity["start"], entity["end"], entity["label"]) for entity in record["entities"]]
+        return {TEXT: mark_entities(example[TEXT], marks)}
 
     def report(self, predictions: Arrays, raw: Arrays) -> Iterator[Table]:
         """F1 by type, and the most confident wrong entities."""
-        gold, predicted = _split_sentences(raw[TAGS]), _split_sentences(predictions[TAGS])
-        by_type = metrics.entity_scores_by_type(*map(_as_entities, (gold, predicted)))
+        gold, predicted = split_sentences(raw[TAGS]), split_sentences(predictions[TAGS])
+        by_type = metrics.entity_scores_by_type(*map(as_entities, (gold, predicted)))
         columns = ("type", "f1", "precision", "recall", "entities")
         rows = [(kind, s.f1, s.precision, s.recall, s.entities) for kind, s in by_type.items()]
-        yield Table("entities by type", columns, rows)
-        errors = sorted(self._errors(predictions, raw), key=lambda error: -error[0])[:ERRORS_SHOWN]
-        yield Table("the most confident errors", ("score", "entity", "predicted", "tags"), errors)
+        yield Table("entities by type", columns, rows, "dots", _BY_TYPE)
+        yield entity_errors.list_confident_errors(predictions, raw)
 
-    def _errors(self, predictions: Arrays, raw: Arrays) -> Iterator[tuple[float, str, str, str]]:
-        """Yields each wrong entity: its score, text, type, and the gold tags of its words."""
-        for i, (gold, predicted) in enumerate(zip(raw[TAGS], predictions[TAGS], strict=True)):
-            column = 0  # decoded entities have the order of the words
-            pairs = (_as_entities(_split_sentences([tags])) for tags in (gold, predicted))
-            for truth, guess in zip(*pairs, strict=True):
-                right = conll.find_entities(truth)
-                for entity in conll.find_entities(guess):
-                    if entity not in right:
-                        score = float(predictions["entity_score"][i][column])
-                        text = plain(predictions["entity_text"][i][column])
-                        yield score, text, entity.type, " ".join(truth[entity.first : entity.last + 1])
-                    column += 1
+    def views(self, predictions: Arrays, raw: Arrays) -> Iterator[Table]:
+        """The kinds of error, of each type, by length and by texts of the training file, with examples."""
+        return entity_errors.views(predictions, raw, self._training_texts())
+
+    def judge(self, predictions: Arrays, raw: Arrays) -> Judged:
+        return entity_errors.judge(predictions, raw)
+
+    def _training_texts(self) -> set[str] | None:
+        """The texts of the entities of the training file; None for one file of all splits and where no file is readable."""
+        if self.source is None or (
+            not isinstance(self.source, Mapping) and not to_path(self.source).is_dir()
+        ):
+            return None
+        try:
+            with warnings.catch_warnings(action="ignore"):  # the training itself warned
+                examples = self.examples("train")
+        except BertKerasError:
+            return None
+        columns = next(examples.batch(count(examples)).as_numpy_iterator())
+        return entity_errors.find_texts(columns)
 
     def to_json(self) -> dict[str, Any]:
         return super().to_json() | {"labels": list(self.label_names)}
@@ -422,15 +438,3 @@ class Tagging(Task):
 
 def _get_file(sentences: Sequence[Sentence]) -> str:
     return sentences[0].source.rpartition(",")[0]
-
-
-def _split_sentences(tags: Iterable[bytes]) -> list[list[str]]:
-    return [sentence.split(" ") for text in tags for sentence in text.decode().split("\n")]
-
-
-def _as_entities(sentences: list[list[str]]) -> list[list[str]]:
-    """Tags that measures read as entities: a tag of no scheme is a type that continues itself."""
-    return [
-        [tag if tag == OUTSIDE or conll.find_entities([tag]) else f"I-{tag}" for tag in sentence]
-        for sentence in sentences
-    ]

@@ -27,6 +27,7 @@ from bert_keras.io import formats
 from bert_keras.io.files import digest_file, write_json
 from bert_keras.io.json_files import (
     MAX_JSON_BYTES,
+    NUMBER,
     OBJECT,
     TEXT,
     FieldType,
@@ -227,6 +228,15 @@ def check_finished(path: pathlib.Path) -> None:
             )
 
 
+def read_history(path: pathlib.Path) -> list[dict[str, float]]:
+    """The losses and measures of each epoch of a run, by name; [] for a model that has none."""
+    file = path / RESULTS_FILE
+    kinds = {"history": list_of(OBJECT)}
+    found = read_object(file) if file.is_file() else {}
+    epochs = checked_fields(found, kinds, where=file, optional=kinds, others=True).get("history", [])
+    return [{name: value for name, value in epoch.items() if NUMBER.accepts(value)} for epoch in epochs]
+
+
 def load_file(
     path: pathlib.Path, *, compile: bool = True, safe_mode: bool = True, task: str | type[Task] | None = None
 ) -> Any:
@@ -331,11 +341,13 @@ def load_run(
     *,
     data: str | pathlib.Path | None = None,
     task: str | type[Task] | None = None,
+    unfinished: bool = False,
 ) -> Run:
     """Loads a run that `finetune` wrote, with the task's examples in `data` (None: TensorFlow Datasets).
 
     path: its folder, or the `.keras` file of a TextModel
     task: the class of a task of your own, or its name MODULE:CLASS; the code that a run names is never imported
+    unfinished: accept a run whose training goes on: its best epoch so far
 
     Raises FileNotFoundError or ValueError for a missing or wrong file, with its name.
     """
@@ -344,7 +356,8 @@ def load_run(
     if path.suffix == KERAS:
         return _run_of_file(path, data, task)
     made, content = _task_in(path, data, task)
-    check_finished(path)
+    if not unfinished:
+        check_finished(path)
     where = _NOT_A_RUN.format(path / TASK_FILE)
     features = _features_in(content[FEATURES], where=where) if FEATURES in content else None
     sizes = {name: content[name] for name in ("seq_length", "truncation")}

@@ -34,6 +34,7 @@ from bert_keras.tasks.runs.run_folder import Run
 from bert_keras.tasks.strings import text_batches, text_model_parts
 from bert_keras.tasks.strings.predictions import Predictions, index_of
 from bert_keras.tasks.strings.text_data import get_batch_size, has_features, has_text, text_examples
+from bert_keras.tasks.strings.text_report import Reported
 from bert_keras.tasks.task import Features, Problem, graph_errors, with_label_names
 from bert_keras.tasks.training.task_model import (
     check_sizes,
@@ -47,7 +48,7 @@ from bert_keras.text.preprocessing import Preprocessor
 
 
 @keras.saving.register_keras_serializable("bert_keras")
-class TextModel(text_model_parts.Described, TrainingSteps, keras.Model):
+class TextModel(text_model_parts.Described, Reported, TrainingSteps, keras.Model):
     """A problem, its text processing and its network as one Keras model.
 
     problem: labels, loss and decoding; a Task is one

@@ -1,0 +1,191 @@
+"""The report of a measured model: a page, JSON and a table of all examples.
+
+In: a task, its predictions and raw examples, and the history of the training, if it is known. Out: a `ModelReport`, which
+`write_reports` writes as report.html, report.json and examples.csv.
+"""
+
+import csv
+import dataclasses
+import itertools
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bert_keras.io.files import write_json
+from bert_keras.io.folders import Existing, atomic_folder
+from bert_keras.io.formats import made_by
+from bert_keras.pages.page import render
+from bert_keras.tasks.evaluation import tables
+from bert_keras.tasks.evaluation.intervals import interval, resample
+from bert_keras.tasks.evaluation.measured import compare, measure, visible
+from bert_keras.tasks.report import Arrays, Judged, Report, Table, plain
+
+PAGE, JSON, EXAMPLES = "report.html", "report.json", "examples.csv"
+LONGEST = 300  # letters of a text on a page; examples.csv has the rest
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelReport:
+    """What a page shows. A notebook shows it as the page.
+
+    content: plain JSON: "task", "model", "split", "examples", "measure", "baseline", "measures" with their intervals, "sentence",
+        "comparison" and "tables"
+    sections: title of a section -> its tables
+    judged: the labelled examples; None for a task that lists none
+    """
+
+    content: Mapping[str, Any]
+    sections: Mapping[str, Sequence[Table]]
+    judged: Judged | None
+
+    def page(self) -> str:
+        """The page as HTML that needs no other file."""
+        return render("report.html", **self.content, sections=self.sections)
+
+    def _repr_html_(self) -> str:
+        return render("frame.html", title=self.content["title"], page=self.page())
+
+    def write(self, folder: pathlib.Path) -> None:
+        """Writes the three files into a folder that is there."""
+        (folder / PAGE).write_text(self.page(), encoding="utf-8")
+        write_json(folder / JSON, self.content)
+        if self.judged is not None:
+            _write_examples(folder / EXAMPLES, self.judged)
+
+
+def write_reports(
+    reports: Mapping[str, ModelReport], folder: pathlib.Path, *, existing: Existing = "refuse"
+) -> None:
+    """Writes the report of one split into a folder, or of several splits each into a folder of its name in it.
+
+    existing: as in `atomic_folder`, whose errors it raises
+    """
+    with atomic_folder(folder, existing=existing) as new:
+        for name, report in reports.items():
+            place = new if len(reports) == 1 else new / name
+            place.mkdir(exist_ok=True)
+            report.write(place)
+
+
+def make_report(
+    task: Report,
+    predictions: Arrays,
+    raw: Arrays,
+    *,
+    name: str,
+    model: str,
+    split: str,
+    history: Sequence[Mapping[str, float]] = (),
+    compared: tuple[str, Any, Arrays] | None = None,
+) -> ModelReport:
+    """Measures predictions, with 95 % intervals, and collects the tables of a page.
+
+    name, model, split: of the task, of the model and of the examples, for the title
+    history: the values of each epoch by name, as in results.json
+    compared: a second model on the same examples: its name, its task with its own numbers, such as a threshold, its predictions
+
+    Raises BertKerasError as `evaluate` does, and for a measure that is not a finite number.
+    """
+    found = measure(model, task, predictions, raw)
+    samples = resample(found.of_rows, found.rows)
+    rows = [(key, value, *interval(samples[key])) for key, value in found.values.items()]
+    about = (
+        f"An interval has 95 % of the values that {len(samples[task.measure]):,} random samples of these examples have: another "
+        "test set of this size would give such a value."
+    )
+    comparison, differences = None, list[Table]()
+    if compared is not None:
+        comparison, differences = compare(found, measure(*compared, raw))
+    own = itertools.chain(task.report(predictions, raw), task.views(predictions, raw))
+    sections = {
+        "Measures": [Table("All measures", ("measure", "value", "from", "to"), rows, "", about)],
+        "Comparison": differences,
+        "Training": tables.learning_curves(history),
+        **_tables_of_examples(found.judged, [*own]),
+    }
+    shown = {title: [*map(_visible, made)] for title, made in sections.items()}
+    shown = {title: made for title, made in shown.items() if made}
+    measures = {key: {"value": value, "low": low, "high": high} for key, value, low, high in rows}
+    baseline = float(task.baseline(raw))
+    content = {
+        "title": f"{name}, {split}",
+        "task": name,
+        "model": model,
+        "split": split,
+        "examples": len(found.rows),
+        "unlabelled": len(next(iter(raw.values()))) - len(found.rows),
+        "right": int(found.judged.right.sum()) if found.decided and found.judged is not None else None,
+        "measure": task.measure,
+        "baseline": baseline,
+        "measures": measures,
+        "about_measures": task.about_measures(),
+        "sentence": _sentence(task.measure, baseline=baseline, **measures[task.measure]),
+        "comparison": comparison,
+        "tables": [as_plain(table) for made in shown.values() for table in made],
+        "made_by": made_by(),
+    }
+    return ModelReport(content=content, sections=shown, judged=found.judged)
+
+
+def _tables_of_examples(judged: Judged | None, own: list[Table]) -> dict[str, Any]:
+    """Sections: errors, the task's own tables, and mistakes. A table of the task that lists mistakes is left out."""
+    if judged is None:
+        return {"The task": own}
+    return {
+        "Errors": [*tables.errors_by_length(judged), *tables.calibration(judged)],
+        "The task": [table for table in own if table.columns[0] not in judged.texts],
+        "Mistakes": tables.mistakes(judged),
+    }
+
+
+def _sentence(name: str, *, value: float, low: float, high: float, baseline: float) -> str:
+    verdict = "worse" if high < baseline else "clearly better" if low > baseline else "not clearly better"
+    return (
+        f"{name}: {value:.4f}, with a 95 % interval from {low:.4f} to {high:.4f}. That is {verdict} than {baseline:.4f}, which "
+        "the most common answer alone reaches."
+    )
+
+
+def as_plain(table: Table) -> dict[str, Any]:
+    """A table as plain JSON: title, columns, rows and the sentence about it."""
+    rows = [[plain(value) for value in row] for row in table.rows]
+    return {"title": table.title, "columns": [*table.columns], "rows": rows, "about": table.about}
+
+
+def _visible(table: Table) -> Table:
+    """A table whose texts are cut after LONGEST letters."""
+
+    def show(value: Any) -> Any:
+        value = plain(value)
+        if not isinstance(value, str):
+            return value
+        return visible(value if len(value) <= LONGEST else f"{value[:LONGEST]}…")
+
+    rows = [tuple(map(show, row)) for row in table.rows]
+    return table._replace(rows=rows, columns=tuple(map(show, table.columns)))
+
+
+def _write_examples(path: pathlib.Path, judged: Judged) -> None:
+    """A row for each labelled example, in UTF-8 with the mark by which spreadsheets know it."""
+    columns: dict[str, Sequence[Any]] = {"row": judged.rows.tolist(), **judged.texts}
+    columns |= {"gold": judged.gold, "predicted": judged.predicted, "right": judged.right.tolist()}
+    if judged.confidence is not None:
+        columns["confidence"] = judged.confidence.tolist()
+    with path.open("w", encoding="utf-8-sig", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([_safe_cell(name) for name in columns])
+        writer.writerows([_safe_cell(value) for value in row] for row in zip(*columns.values(), strict=True))
+
+
+def _safe_cell(value: Any) -> str:
+    """The text of a cell that a spreadsheet does not compute: a quote stands before all but numbers that may open a formula."""
+    text = str(value)
+    if not text.lstrip().startswith(
+        ("=", "+", "-", "@", "＝", "＋", "－", "＠")
+    ):  # and their full-width forms
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text

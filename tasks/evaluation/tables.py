@@ -1,0 +1,145 @@
+"""Tables that the report of every task has: learning curves, length, calibration, mistakes, and the comparison of two models.
+
+In: `Judged` examples, or the history of a training. Out: `Table`s, some with a chart.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bert_keras.tasks.evaluation.intervals import mean_interval
+from bert_keras.tasks.report import Judged, Table
+
+SHOWN = 100  # mistakes on a page
+BINS = 10  # of confidence
+LENGTHS = 6  # groups of lengths
+DEV = "val_"  # opens the names of dev measures in a history
+COUNTS = ("tokens",)  # of a history, no measures
+
+
+def learning_curves(history: Sequence[Mapping[str, float]]) -> Iterator[Table]:
+    """Yields the losses and the other measures by epoch. history: the values of each epoch by name, the dev split's with DEV."""
+    names = [
+        name for name in dict.fromkeys(name for epoch in history for name in epoch) if name not in COUNTS
+    ]
+    losses = [name for name in names if name.removeprefix(DEV) == "loss"]
+    others = [name for name in names if name not in losses and name != "learning_rate"]
+    told = {
+        name: f"dev {name.removeprefix(DEV)}" if name.startswith(DEV) else f"training {name}"
+        for name in names
+    }
+    for title, chosen, about in (
+        (
+            "Loss by epoch",
+            losses,
+            "The loss is what training lowers. A dev loss that rises again means overfitting.",
+        ),
+        ("Measures by epoch", others, "Each point is a measure after an epoch. The higher, the better."),
+    ):
+        rows = [(i + 1, *(epoch.get(name) for name in chosen)) for i, epoch in enumerate(history)]
+        if chosen and rows:
+            yield Table(title, ("epoch", *(told[name] for name in chosen)), rows, "lines", about)
+
+
+def errors_by_length(judged: Judged) -> Iterator[Table]:
+    """Yields the share of errors among short and long texts."""
+    words = np.zeros(len(judged.right), int)
+    for texts in judged.texts.values():
+        words += [len(text.split()) for text in texts]
+    edges = np.unique(np.quantile(words, np.linspace(0, 1, LENGTHS + 1), method="lower"))
+    group = np.searchsorted(edges[1:-1], words, side="right")
+    rows = []
+    for place in np.unique(group):
+        chosen = group == place
+        low, high, wrong = words[chosen].min(), words[chosen].max(), 1 - judged.right[chosen]
+        name = f"{low} to {high}" if low < high else str(low)
+        rows.append(
+            (
+                f"{name} word{'' if high == 1 else 's'}",
+                float(wrong.mean()),
+                *mean_interval(wrong),
+                int(chosen.sum()),
+            )
+        )
+    error = "share of errors" if np.isin(judged.right, (0, 1)).all() else "mean error"
+    about = (
+        f"Each bar is the {error} of texts of that length, 0 to 1; the dark line is its 95 % interval. Bars whose lines do not "
+        "overlap differ."
+    )
+    yield Table("Errors by length", ("length", error, "from", "to", "examples"), rows, "bars", about)
+
+
+def calibration(judged: Judged) -> Iterator[Table]:
+    """Yields the share of right predictions by confidence, if the model has a confidence.
+
+    The expected calibration error is the mean distance between both (Guo et al. 2017), over BINS equal parts of 0 to 1.
+    """
+    if judged.confidence is None:
+        return
+    places = np.minimum((judged.confidence * BINS).astype(int), BINS - 1)
+    rows = []
+    for place in np.unique(places):
+        chosen = places == place
+        confidence, right = judged.confidence[chosen].mean(), judged.right[chosen].mean()
+        rows.append((float(confidence), float(right), float(confidence), int(chosen.sum())))
+    error = sum(count * abs(right - sure) for sure, right, _, count in rows) / len(judged.right)
+    about = (
+        "A model that says 0.8 should be right in 8 of 10 cases: points on the line of dashes. Points under it mean that the "
+        f"model is too sure. The expected calibration error, the mean distance from this line, is {error:.4f}."
+    )
+    yield Table(
+        "Confidence and truth", ("confidence", "right", "as sure as right", "examples"), rows, "lines", about
+    )
+
+
+def mistakes(judged: Judged) -> Iterator[Table]:
+    """Yields the most confident mistakes; without confidence, the largest errors."""
+    wrong = np.flatnonzero(judged.right < 1)
+    sure = judged.confidence if judged.confidence is not None else 1 - judged.right
+    worst = wrong[np.argsort(-sure[wrong], kind="stable")][:SHOWN]
+    if not len(worst):
+        return
+    title = "The most confident mistakes" if judged.confidence is not None else "The largest errors"
+    about = (
+        f"{len(worst)} of {len(wrong)} mistakes. Read them: where the model is sure and right, the label is wrong. "
+        "examples.csv has all examples."
+    )
+    yield Table(title, _columns(judged), [_row(judged, i) for i in worst], "", about)
+
+
+def _columns(judged: Judged) -> tuple[str, ...]:
+    sure = () if judged.confidence is None else ("confidence",)
+    return ("row", *judged.texts, "gold", "predicted", *sure)
+
+
+def _row(judged: Judged, i: Any) -> tuple[object, ...]:
+    texts = (column[i] for column in judged.texts.values())
+    sure = () if judged.confidence is None else (float(judged.confidence[i]),)
+    return (str(judged.rows[i]), *texts, judged.gold[i], judged.predicted[i], *sure)
+
+
+def differences(first: Judged, second: Judged, names: tuple[str, str]) -> Iterator[Table]:
+    """Yields the counts of examples that both, one or no model has right, and the examples of each direction.
+
+    first, second: of the same examples; names: of the models
+    """
+    gain = first.right - second.right
+    both = (first.right == 1) & (second.right == 1)
+    counts = [
+        ("both right", int(both.sum())),
+        (f"{names[0]} better", int((gain > 0).sum())),
+        (f"{names[1]} better", int((gain < 0).sum())),
+        ("both wrong", int(((gain == 0) & ~both).sum())),
+    ]
+    yield Table("Which model has an example right", ("examples", "count"), counts, "bars")
+    for sign, name in ((1, names[0]), (-1, names[1])):
+        rows: Any = np.flatnonzero(sign * gain > 0)
+        rows = rows[np.argsort(-sign * gain[rows], kind="stable")][: SHOWN // 2]
+        columns = ("row", *first.texts, "gold", *names)
+        shown = [
+            (*_row(first, i)[: len(first.texts) + 2], first.predicted[i], second.predicted[i]) for i in rows
+        ]
+        if shown:
+            about = f"{len(shown)} of {int((sign * gain > 0).sum())} such examples."
+            yield Table(f"{name} is better", columns, shown, "", about)
