@@ -285,7 +285,7 @@ def test_the_command(folder):
         command, cwd=ROOT, env=bare_environment(), stdout=subprocess.PIPE, text=True
     ) as process:
         try:
-            lines = [process.stdout.readline() for _ in range(3)]
+            lines = [process.stdout.readline() for _ in range(4)]
             assert "use TensorFlow Serving in production" in "".join(lines)
             example = next(line for line in lines if line.startswith("curl"))
             done = subprocess.run(example, shell=True, capture_output=True, text=True)
