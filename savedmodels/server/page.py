@@ -53,25 +53,20 @@ def page_at(request: web.Request, versions: Versions) -> web.Response | None:
 
 
 def _page(host: str, versions: Versions) -> str:
-    served = versions.served
-    content = {
-        "address": versions.address,
-        "versions": [_version(one) for one in served.values()][::-1],  # the newest first
-    }
     address, body = versions.example_request(host)
-    newest = content["versions"][0]["signatures"]
+    described = [_version(one) for one in versions.served.values()][::-1]  # the newest first
     columns = ("signature", "side", "name", "type", "shape")
     rows = [
         (name, side[:-1], tensor, kind["dtype"], _shown(kind["shape"]))
-        for name, signature in newest.items()
+        for name, signature in described[0]["signatures"].items()
         for side in ("inputs", "outputs")
         for tensor, kind in signature[side].items()
     ]
     return render(
         "serve.html",
         title=versions.name,
-        versions=[*served],
-        served=json.dumps(content, ensure_ascii=False),
+        versions=[one["version"] for one in described],
+        served=json.dumps({"address": versions.address, "versions": described}, ensure_ascii=False),
         curl=f"curl -d {shlex.quote(body)} {shlex.quote(address)}",
         body=body,
         address=address,

@@ -5,7 +5,6 @@
 const $ = (id) => document.getElementById(id);
 const SERVED = JSON.parse($("ask").dataset.served);
 const MASK = "[MASK]";
-
 function make(tag, properties, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
   made.append(...children);
@@ -29,9 +28,9 @@ function bar(share, text = percent(share)) {
 function table(title, columns, rows) {
   const text = (value, at) => make(at ? "td" : "th", at ? {} : { scope: "row" }, make("bdi", {}, value));
   const cell = (value, at) => (value instanceof Node ? value : text(value, at));
-  const heads = columns.map((name) => make("th", { scope: "col" }, name));
+  const head = make("tr", {}, ...columns.map((name) => make("th", { scope: "col" }, name)));
   const body = make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map(cell))));
-  const whole = make("table", {}, make("caption", {}, title), make("thead", {}, make("tr", {}, ...heads)), body);
+  const whole = make("table", {}, make("caption", {}, title), make("thead", {}, head), body);
   return make("div", { className: "wide", tabIndex: 0, role: "region", ariaLabel: title }, whole);
 }
 
@@ -103,9 +102,7 @@ const KINDS = [{
 }, {
   inputs: ["next_sentence"], outputs: ["label", "probabilities"], says: "Type two texts. Does the second follow the first?",
   more: [{ sentence: "The kettle began to whistle.", next_sentence: "Parliament met in March." }],
-  show: ([row]) => [
-    say(["is_next", "in_order"].includes(row.label) ? YES : NO), labels(row, (name) => name === row.label),
-  ],
+  show: ([row]) => [say(["is_next", "in_order"].includes(row.label) ? YES : NO), labels(row, (name) => name === row.label)],
 }, {
   outputs: ["probabilities"], says: "The model says which label applies, or which labels.",
   more: [...ONE_TEXT, { premise: "A child plays in the snow.", hypothesis: "It is winter." }],
@@ -202,13 +199,6 @@ const quote = (text) => `'${text.replaceAll("'", "'\\''")}'`; // for a shell
 const HIDDEN = /[\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
 const escaped = (letter) => `\\u${letter.charCodeAt(0).toString(16).padStart(4, "0")}`;
 
-function showRequest(address, body) {
-  $("same").textContent = "They send what this page has sent.";
-  $("curl").textContent = `curl -H 'Content-Type: application/json' -d ${quote(body)} ${quote(address)}`;
-  $("body").textContent = body;
-  $("address").textContent = JSON.stringify(address);
-}
-
 const GONE = "The server does not answer. Is bert-keras serve still running? Start it, then ask again.";
 const gone = () => Promise.reject(new Error(GONE));
 const named = (names, valueOf) => Object.fromEntries(names.map((name) => [name, valueOf(name)]));
@@ -220,7 +210,9 @@ async function ask() {
   const body = JSON.stringify({ signature_name: $("signature").value, inputs }).replace(HIDDEN, escaped);
   const version = $("version").selectedIndex ? `/versions/${chosenVersion().version}` : ""; // the first one is the newest
   const address = `${location.origin}${SERVED.address}${version}:predict`;
-  showRequest(address, body);
+  $("same").textContent = "They send what this page has sent.";
+  $("curl").textContent = `curl -H 'Content-Type: application/json' -d ${quote(body)} ${quote(address)}`;
+  [$("body").textContent, $("address").textContent] = [body, JSON.stringify(address)];
   show(note("The model reads the text ..."));
   const response = await fetch(address, { method: "POST", headers: { "Content-Type": "application/json" }, body }).catch(gone);
   const answer = await response.json().catch(gone);
@@ -236,7 +228,8 @@ $("ask").addEventListener("submit", async (event) => {
   event.preventDefault();
   if ($("answer").ariaBusy === "true") return;
   $("answer").ariaBusy = "true";
-  const failed = ({ message }) => [make("p", { className: "failed" }, make("strong", {}, "No answer. "), message)];
+  const words = (error) => (error instanceof TypeError ? "The model has changed: reload this page." : error.message);
+  const failed = (error) => [make("p", { className: "failed" }, make("strong", {}, "No answer. "), words(error))];
   show(...(await ask().catch(failed)));
   $("answer").ariaBusy = "false";
 });
