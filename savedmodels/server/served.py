@@ -264,7 +264,7 @@ def load(path: str | pathlib.Path, *, name: str | None = None) -> Served:
     return load_version(found[max(found)], name=name)
 
 
-def example_inputs(served: Served, signature: str = DEFAULT_SIGNATURE) -> dict[str, Any]:
+def example_inputs(served: Served, signature: str) -> dict[str, Any]:
     """An instance by input: the export's own example for a signature of its inputs, else placeholders."""
 
     def of(spec: tf.TensorSpec) -> Any:
@@ -284,7 +284,7 @@ def score_bounds(served: Served) -> list[float] | None:
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
 
 
-def example_of(served: Served) -> Any:
-    """An instance for the default signature, as a request has it: the value of the only input, or an object."""
-    values = example_inputs(served)
+def example_of(served: Served, signature: str = DEFAULT_SIGNATURE) -> Any:
+    """An instance as a request has it: the value of the only input, or an object."""
+    values = example_inputs(served, signature)
     return next(iter(values.values())) if len(values) == 1 else values

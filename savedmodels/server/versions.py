@@ -123,7 +123,11 @@ class Versions:
 
     def example_request(self, host: str) -> tuple[str, str]:
         """The address and the JSON that ask the newest version for its example. host: of the server, with its port."""
-        return f"http://{host}{self.address}:predict", json.dumps({"instances": [example_of(self.newest)]})
+        names = self.newest.signatures
+        signature = DEFAULT_SIGNATURE if DEFAULT_SIGNATURE in names else next(iter(names), DEFAULT_SIGNATURE)
+        named = {} if signature == DEFAULT_SIGNATURE else {"signature_name": signature}
+        body = json.dumps(named | {"instances": [example_of(self.newest, signature)]})
+        return f"http://{host}{self.address}:predict", body
 
     def find(self, name: str, version: int | None = None, label: str | None = None) -> Served:
         """The version that a request asks for. Raises RequestError where there is none."""

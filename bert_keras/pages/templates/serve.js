@@ -17,10 +17,10 @@ const percent = (share) => `${(100 * share).toFixed(1)} %`;
 const first = (vector) => vector.slice(0, 8).map(digits).join("  ");
 const shorten = (text, most = 400) => (text.length > most ? `${text.slice(0, most)} ...` : text);
 
-// A cell with a text, and a bar that fills `share` of the column.
+// A cell with a text, and a bar of which `share` is filled.
 function bar(share, text = percent(share)) {
   const drawn = make("span", { className: "bar" });
-  drawn.style.inlineSize = `${100 * Math.min(1, Math.max(0, share))}%`;
+  drawn.style.setProperty("--share", `${100 * share}%`);
   return make("td", { className: "share" }, text, drawn);
 }
 
@@ -104,7 +104,7 @@ const KINDS = [{
   more: [{ sentence: "The kettle began to whistle.", next_sentence: "Parliament met in March." }],
   show: ([row]) => [say(["is_next", "in_order"].includes(row.label) ? YES : NO), labels(row, (name) => name === row.label)],
 }, {
-  outputs: ["probabilities"], says: "The model says which label applies, or which labels.",
+  outputs: ["probabilities"], says: "The model chooses the label that fits, or several labels.",
   more: [...ONE_TEXT, { premise: "A child plays in the snow.", hypothesis: "It is winter." }],
   show([row]) {
     const said = row.labels ? row.labels.filter(Boolean).join(", ") || "No label applies." : String(row.label);
