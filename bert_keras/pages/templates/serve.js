@@ -210,7 +210,7 @@ async function ask() {
   const body = JSON.stringify({ signature_name: $("signature").value, inputs }).replace(HIDDEN, escaped);
   const version = $("version").selectedIndex ? `/versions/${chosenVersion().version}` : ""; // the first one is the newest
   const address = `${location.origin}${SERVED.address}${version}:predict`;
-  $("same").textContent = "They send what this page has sent.";
+  $("same").textContent = "Both send what this page has sent.";
   $("curl").textContent = `curl -H 'Content-Type: application/json' -d ${quote(body)} ${quote(address)}`;
   [$("body").textContent, $("address").textContent] = [body, JSON.stringify(address)];
   show(note("The model reads the text ..."));
