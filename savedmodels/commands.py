@@ -5,7 +5,6 @@ TensorFlow is imported when a command runs; flags and help need none.
 
 import argparse
 import contextlib
-import json
 import pathlib
 import shlex
 import signal
@@ -224,7 +223,7 @@ def _run_serve(args: argparse.Namespace) -> None:
     check_paths(args)
     start()
     from bert_keras.savedmodels.server import Server
-    from bert_keras.savedmodels.server.served import HOST, example_of
+    from bert_keras.savedmodels.server.served import HOST
     from bert_keras.savedmodels.server.versions import Watcher
 
     with contextlib.ExitStack() as stack:
@@ -239,8 +238,10 @@ def _run_serve(args: argparse.Namespace) -> None:
         numbers = ", ".join(map(str, versions.served))
         listening = f"{versions.name} version {numbers}: REST on {HOST}:{server.port}"
         print(listening + (f", gRPC on {HOST}:{server.grpc_port}" if server.grpc_port else ""))
-        body = shlex.quote(json.dumps({"instances": [example_of(versions.newest)]}))
-        print(f"curl -d {body} http://{HOST}:{server.port}{versions.address}:predict", flush=True)
+        if not options.no_page:
+            print(f"try it in a browser: http://{HOST}:{server.port}/")
+        address, body = versions.example_request(f"{HOST}:{server.port}")
+        print(f"curl -d {shlex.quote(body)} {address}", flush=True)
         server.wait()
     raise EndNow(0)
 

@@ -9,6 +9,7 @@ In: a Run and a folder. Out: the next version of the folder, for TensorFlow Serv
         manifest.json              the size and SHA-256 of every other file of the version
         model_card.md              the task, its measures, the signatures, and requests to copy
         example.json               the input of those requests
+        score_bounds.json          the lowest and the highest score, where the task knows them
         tf_serving_warmup_requests requests that a server runs before it accepts others
 
 A target such as "tfserving-2.10" refuses a graph with ops that this version of TensorFlow Serving lacks.
@@ -29,6 +30,7 @@ from bert_keras.savedmodels.model_card import VERSIONS, example_of, model_card, 
 from bert_keras.savedmodels.servable import Servable
 from bert_keras.savedmodels.serving_protos import WARMUP, PredictionLog
 from bert_keras.savedmodels.verify import (
+    BOUNDS,
     CARD,
     EXAMPLE,
     EXTRA,
@@ -115,6 +117,8 @@ def save(run: Run, servable: Servable, folder: pathlib.Path, *, name: str, versi
         write_warmup(extra / WARMUP, sample_inputs(run.task.signature()), name=name)
         (extra / CARD).write_text(card, encoding="utf-8")
         write_json(extra / EXAMPLE, example_of(run.task))
+        if run.task.score_bounds is not None:
+            write_json(extra / BOUNDS, run.task.score_bounds)
         write_manifest(folder)
 
 

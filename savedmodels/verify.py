@@ -128,7 +128,8 @@ def relative(value: np.ndarray, answer: np.ndarray) -> np.ndarray:
 # The manifest of a version: the size and SHA-256 of every other file
 
 EXTRA = "assets.extra"  # the folder of a version that TensorFlow's loader ignores
-MANIFEST, CARD, EXAMPLE = "manifest.json", "model_card.md", "example.json"  # in EXTRA
+# In EXTRA.
+MANIFEST, CARD, EXAMPLE, BOUNDS = "manifest.json", "model_card.md", "example.json", "score_bounds.json"
 
 
 def write_manifest(folder: pathlib.Path) -> None:

@@ -366,6 +366,7 @@ class ServerOptions(Checked):
     port: int = setting(8501, help="port for REST; 0 picks a free port", at_least=0, at_most=MAX_PORT)
     grpc_port: int = setting(8500, help="port for gRPC; 0 picks a free port", at_least=0, at_most=MAX_PORT)
     no_grpc: bool = setting(False, help="serve only REST, which needs no extra package")
+    no_page: bool = setting(False, help="serve no page to try the model in a browser")
     no_access_log: bool = setting(False, help="print no line for each request")
     poll_seconds: float = setting(
         1.0, help="seconds between two looks for new versions; 0 looks once", at_least=0, at_most=DAY

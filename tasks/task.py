@@ -120,6 +120,7 @@ class Problem(Protocol):
     lists: decoded outputs that are lists, [B, N]: the prefix of their names -> the output that is -1 in padding
     labels_needed: an error's text about texts that `fit` or `evaluate` got without labels
     example_texts: texts for an example request, by the names of `signature`, if the usual text does not fit
+    score_bounds: the lowest and the highest score, where the scores of texts have a known range
     measures: the names in `Report.evaluate`
     """
 
@@ -146,6 +147,7 @@ class Problem(Protocol):
     asked: frozenset[str] = frozenset()
     lists: Mapping[str, str] = {}
     example_texts: Mapping[str, str] = {}
+    score_bounds: tuple[float, float] | None = None
     labels_needed: str = "texts were given without labels; give y."
     measures: tuple[str, ...] = ()
 

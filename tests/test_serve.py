@@ -6,6 +6,7 @@ import http.client
 import json
 import re
 import subprocess
+import urllib.request
 from contextlib import closing
 
 import forked
@@ -285,8 +286,10 @@ def test_the_command(folder):
         command, cwd=ROOT, env=bare_environment(), stdout=subprocess.PIPE, text=True
     ) as process:
         try:
-            lines = [process.stdout.readline() for _ in range(3)]
+            lines = [process.stdout.readline() for _ in range(4)]
             assert "use TensorFlow Serving in production" in "".join(lines)
+            page = re.search(r"browser: (http://127\.0\.0\.1:\d+/)\n", "".join(lines))[1]
+            assert b"<h1>nli</h1>" in urllib.request.urlopen(page).read()
             example = next(line for line in lines if line.startswith("curl"))
             done = subprocess.run(example, shell=True, capture_output=True, text=True)
             assert len(json.loads(done.stdout)["predictions"]) == 1

@@ -3,6 +3,7 @@
     POST /v1/models/NAME[/versions/N]:predict      {"signature_name": ..., "instances": [...]} or {"inputs": {...}}
     GET  /v1/models/NAME[/versions/N][/metadata]
     GET  /healthz, /readyz
+    GET  /                                         a page for people
     gRPC PredictionService Predict and GetModelMetadata, ModelService GetModelStatus
 
 It limits rows, text and time: the limits are the fields of `bert_keras.tasks.options.ServerOptions`. It does not batch requests

@@ -25,6 +25,7 @@ from bert_keras.errors import BertKerasError
 from bert_keras.io.json_files import unique
 from bert_keras.savedmodels.reload import plain
 from bert_keras.savedmodels.server.log import AccessLine, Log, logger_to, one_line_exceptions
+from bert_keras.savedmodels.server.page import page_at
 from bert_keras.savedmodels.server.senders import METHODS, Senders
 from bert_keras.savedmodels.server.served import (
     DEFAULT_SIGNATURE,
@@ -162,6 +163,9 @@ class Http:
             if request.method not in ("GET", "POST"):
                 return _json(405, f"{request.method} is not supported; use GET or POST.", Allow=METHODS)
             self._senders.check(request)
+            if request.method == "GET" and not self._options.no_page:
+                if (page := page_at(request, self._versions)) is not None:
+                    return page
             make = self._describe if request.method == "GET" else self._predict
             return web.Response(text=await make(request, call), content_type="application/json")
         except RequestError as error:

@@ -25,7 +25,7 @@ from bert_keras.features import NOT_FINITE
 from bert_keras.io.formats import check_saved_model
 from bert_keras.io.paths import did_you_mean, for_tensorflow, to_path
 from bert_keras.savedmodels.reload import load_kernels
-from bert_keras.savedmodels.verify import EXAMPLE, EXTRA
+from bert_keras.savedmodels.verify import BOUNDS, EXAMPLE, EXTRA
 from bert_keras.tasks.options import ServerOptions
 from bert_keras.text.text_ops import text_ops_needed
 
@@ -264,18 +264,27 @@ def load(path: str | pathlib.Path, *, name: str | None = None) -> Served:
     return load_version(found[max(found)], name=name)
 
 
-def example_of(served: Served) -> Any:
-    """An instance for the default signature: the export's own example, else a placeholder."""
+def example_inputs(served: Served, signature: str) -> dict[str, Any]:
+    """An instance by input: the export's own example for a signature of its inputs, else placeholders."""
 
     def of(spec: tf.TensorSpec) -> Any:
-        value: Any = "a text" if spec.dtype == tf.string else 0
-        for size in reversed(spec.shape[1:]):
+        value: Any = "a text" if spec.dtype == tf.string else 1  # a mask of 0 alone is refused
+        for size in reversed(spec.shape[1:] if spec.shape.rank else ()):
             value = [value] * (size or 1)
         return value
 
-    file = served.folder / EXTRA / EXAMPLE
-    if file.is_file():
-        values = json.loads(file.read_text(encoding="utf-8"))
-    else:
-        values = {name: of(spec) for name, spec in served.inputs_of(DEFAULT_SIGNATURE).items()}
-    return values if len(values) > 1 else next(iter(values.values()))
+    file, specs = served.folder / EXTRA / EXAMPLE, served.inputs_of(signature)
+    own = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return own if own.keys() == specs.keys() else {name: of(spec) for name, spec in specs.items()}
+
+
+def score_bounds(served: Served) -> list[float] | None:
+    """The lowest and the highest score of an export that names them."""
+    file = served.folder / EXTRA / BOUNDS
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+
+def example_of(served: Served, signature: str = DEFAULT_SIGNATURE) -> Any:
+    """An instance as a request has it: the value of the only input, or an object."""
+    values = example_inputs(served, signature)
+    return next(iter(values.values())) if len(values) == 1 else values

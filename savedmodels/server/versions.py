@@ -5,6 +5,7 @@ request. A `Watcher` looks at the folder again and again and changes the version
 """
 
 import dataclasses
+import json
 import pathlib
 import threading
 import urllib.parse
@@ -23,6 +24,7 @@ from bert_keras.savedmodels.server.served import (
     Call,
     RequestError,
     Served,
+    example_of,
     find_versions,
     load_version,
 )
@@ -118,6 +120,14 @@ class Versions:
     def address(self) -> str:
         """The model's path in REST, with the name quoted."""
         return f"/v1/models/{urllib.parse.quote(self.name, safe='')}"
+
+    def example_request(self, host: str) -> tuple[str, str]:
+        """The address and the JSON that ask the newest version for its example. host: of the server, with its port."""
+        names = self.newest.signatures
+        signature = DEFAULT_SIGNATURE if DEFAULT_SIGNATURE in names else next(iter(names), DEFAULT_SIGNATURE)
+        named = {} if signature == DEFAULT_SIGNATURE else {"signature_name": signature}
+        body = json.dumps(named | {"instances": [example_of(self.newest, signature)]})
+        return f"http://{host}{self.address}:predict", body
 
     def find(self, name: str, version: int | None = None, label: str | None = None) -> Served:
         """The version that a request asks for. Raises RequestError where there is none."""

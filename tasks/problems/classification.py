@@ -5,6 +5,7 @@ scores, and the measures of the data set. With a `doc_stride`, a text longer tha
 """
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -146,6 +147,7 @@ class TextClassification(Task):
         self.classes = self.label_names if label_type == "class" else ()
         self.measure = self.measures[0]
         self.answers = self.type.answers
+        self.score_bounds = data.bounds if all(map(math.isfinite, data.bounds)) else None
         self.head = "concat_classifier" if pooling == "concat" else self.head
         self.validation_splits = tuple(split for split in data.splits if split.startswith("validation"))
         train = next(iter(data.splits.values()))
