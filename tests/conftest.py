@@ -25,6 +25,7 @@ import forked  # noqa: E402
 import pytest  # noqa: E402
 import runs  # noqa: E402
 import small_tasks  # noqa: E402
+from browser import browser  # noqa: E402, F401 - one Chromium for all files
 from filelock import FileLock  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
