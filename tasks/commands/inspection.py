@@ -1,0 +1,127 @@
+"""The command attention.
+
+TensorFlow is imported when a command runs; flags and help need none.
+"""
+
+import argparse
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from bert_keras.cli.console import PATH, Command, note, progress, start, table
+from bert_keras.errors import BertKerasError
+from bert_keras.fields import add_flags
+from bert_keras.io.json_files import as_json
+from bert_keras.tasks.commands.early import check_paths
+from bert_keras.tasks.commands.finetuning import CHUNK, inference_of
+from bert_keras.tasks.data.tables import FORMATS_NOTES
+from bert_keras.tasks.inspection.offers import MEASURES, PAGE, PICTURES, check_output
+from bert_keras.tasks.options import InferenceOptions
+
+NOTES = """A text and --output draw the weights. Without --output, and for the texts of --input, a table says what each head
+reads: the mean weight on the previous token, the next token, [SEP], [CLS], the token itself and other tokens of the same word, and
+the entropy in bits. Layers and heads are numbered from 1.
+
+"""
+
+
+def _add_attention(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("text", nargs="*", help="one text, or two texts that the model reads as a pair")
+    add("--run", **PATH, help="folder that finetune wrote, or the .keras file of a TextModel")
+    add("--checkpoint", **PATH, help="a checkpoint instead of --run, by path or name; it needs no head")
+    add("--input", **PATH, help="summarize the texts of a file (see below), or - for lines of standard input")
+    add("--output", **PATH, help="a picture, .png or .svg, or a page to explore, .html")
+    add("--layer", type=int, metavar="N", help="this layer alone; the first is 1")
+    add("--head", type=int, metavar="N", help="this head alone; the first is 1")
+    add("--sort", choices=MEASURES, help="sort the table by a column, the largest number first")
+    add_flags(parser, InferenceOptions, only=("batch_size",))
+    add("--json", action="store_true", help="print the table as one JSON object per head")
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raises BertKerasError for flags that contradict each other, before TensorFlow is imported."""
+    if bool(args.run) == bool(args.checkpoint):
+        raise BertKerasError("give --run or --checkpoint.")
+    if bool(args.text) == bool(args.input):
+        raise BertKerasError("give a text, or a file as --input.")
+    if len(args.text) > 2:
+        raise BertKerasError(f"{len(args.text)} texts were given; give one, or two for a pair, in quotes.")
+    if args.output:
+        check_output(args.output, (*PICTURES, PAGE))
+    if args.output and args.input:
+        raise BertKerasError("--output draws one text; give the text in place of --input.")
+    check_paths(argparse.Namespace(**{**vars(args), "run": [args.run] if args.run else None}))
+
+
+def _run_attention(args: argparse.Namespace) -> None:
+    batch_size = inference_of(args).batch_size
+    _check(args)
+    start()
+    from bert_keras.tasks.inspection.attention import attention, summarize
+
+    run = _load(args)
+    if args.output:
+        found = attention(run, *args.text)
+        found.save(args.output, layer=args.layer, head=args.head)
+        if found.note:
+            note(f"{args.output} has {found.note}")
+        return
+    with progress("reading", None) as advance:
+        summary = summarize(run, _parts(run, args, advance), batch_size=batch_size)
+    rows = [row for row in summary.rows if args.layer in (None, row[0]) and args.head in (None, row[1])]
+    if not rows:
+        raise BertKerasError(
+            f"the model has layers 1 to {summary.rows[-1][0]} and heads 1 to {summary.rows[-1][1]}."
+        )
+    if args.sort is not None:
+        at = summary.columns.index(args.sort)
+        rows.sort(key=lambda row: -(row[at] or 0.0))
+    if args.json:
+        for row in rows:
+            print(as_json(dict(zip(summary.columns, row, strict=True))))
+        return
+    shown = [["" if value is None else value for value in row] for row in rows]
+    table(summary.columns, shown, title=f"{summary.title}: {args.run or args.checkpoint}")
+
+
+def _load(args: argparse.Namespace) -> Any:
+    """The run of --run; of a checkpoint the run of its own task, or its encoder alone where it has no head."""
+    from bert_keras import checkpoints
+    from bert_keras.tasks.runs.own_head import own_kind, own_run
+    from bert_keras.tasks.runs.run_folder import load_run
+    from bert_keras.tasks.strings.models import embedder
+
+    if args.run:
+        return load_run(args.run)
+    checkpoint = checkpoints.read(args.checkpoint)
+    return embedder(checkpoint).as_run() if own_kind(checkpoint) is None else own_run(checkpoint)
+
+
+def _parts(run: Any, args: argparse.Namespace, advance: Any) -> Iterator[dict[str, Sequence[Any]]]:
+    """Yields the texts in parts, by name, [N]."""
+    from bert_keras.tasks.inspection.reading import name_texts
+
+    if args.text:
+        named = name_texts(run, *args.text)
+        if named is None:
+            raise BertKerasError(
+                f"the model reads {', '.join(run.task.signature())}; give as many texts, or --output to draw these."
+            )
+        yield {name: [value] for name, value in named.items()}
+        return
+    examples = run.task.inputs(args.input)
+    for chunk in iter(lambda: list(itertools.islice(examples, CHUNK)), []):
+        yield {name: [example[name] for example in chunk] for name in run.task.signature()}
+        advance(len(chunk))
+
+
+COMMANDS = {
+    "attention": Command(
+        "draw what the heads of a model read in a text, or summarize it over many texts",
+        "--run runs/sst2 'a charming journey' --output attention.html",
+        _add_attention,
+        _run_attention,
+        notes=NOTES + FORMATS_NOTES,
+    )
+}
