@@ -18,7 +18,6 @@ from bert_keras.io.files import write_json
 from bert_keras.io.json_files import as_json
 from bert_keras.io.paths import to_path
 from bert_keras.tasks.commands.early import check_model, check_paths
-from bert_keras.tasks.commands.explanations import explained, show_explanation
 from bert_keras.tasks.commands.flags import (
     CHECKPOINT_HELP,
     DATA_HELP,
@@ -37,6 +36,7 @@ from bert_keras.tasks.commands.flags import (
     start_strategy,
     task_settings,
 )
+from bert_keras.tasks.commands.inspection import explained, show_explanation
 from bert_keras.tasks.data.squad import is_squad_file
 from bert_keras.tasks.data.tables import FORMATS_NOTES, STANDARD_INPUT
 from bert_keras.tasks.hparams import Hparams, hparams_of

@@ -1,28 +1,27 @@
-"""The command attention.
+"""The command attention, and the explanations of `predict --explain`.
 
 TensorFlow is imported when a command runs; flags and help need none.
 """
 
 import argparse
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from bert_keras.cli.console import PATH, Command, note, progress, start, table
+from bert_keras.cli.console import PATH, Command, note, start, table
 from bert_keras.errors import BertKerasError
-from bert_keras.fields import add_flags
+from bert_keras.fields import add_flags, given_settings
 from bert_keras.io.json_files import as_json
 from bert_keras.tasks.commands.early import check_paths
-from bert_keras.tasks.commands.finetuning import CHUNK, inference_of
 from bert_keras.tasks.data.tables import FORMATS_NOTES
 from bert_keras.tasks.inspection.offers import MEASURES, PAGE, PICTURES, check_output
 from bert_keras.tasks.options import InferenceOptions
 
 NOTES = """A text and --output draw the weights. Without --output, and for the texts of --input, a table says what each head
-reads: the mean weight on the previous token, the next token, [SEP], [CLS], the token itself and other tokens of the same word, and
-the entropy in bits. Layers and heads are numbered from 1.
+reads: the mean weight on the previous token, the next token, [SEP], [CLS], the token itself and other tokens of the same word,
+and the entropy in bits. Layers and heads are numbered from 1.
 
 """
+WORDS_SHOWN = 5  # words for an answer, and against it, that are named with their scores
 
 
 def _add_attention(parser: argparse.ArgumentParser) -> None:
@@ -32,8 +31,8 @@ def _add_attention(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", **PATH, help="a checkpoint instead of --run, by path or name; it needs no head")
     add("--input", **PATH, help="summarize the texts of a file (see below), or - for lines of standard input")
     add("--output", **PATH, help="a picture, .png or .svg, or a page to explore, .html")
-    add("--layer", type=int, metavar="N", help="this layer alone; the first is 1")
-    add("--head", type=int, metavar="N", help="this head alone; the first is 1")
+    for name in ("layer", "head"):
+        add(f"--{name}", type=int, metavar="N", help=f"this {name} alone; the first is 1")
     add("--sort", choices=MEASURES, help="sort the table by a column, the largest number first")
     add_flags(parser, InferenceOptions, only=("batch_size",))
     add("--json", action="store_true", help="print the table as one JSON object per head")
@@ -51,14 +50,15 @@ def _check(args: argparse.Namespace) -> None:
         check_output(args.output, (*PICTURES, PAGE))
     if args.output and args.input:
         raise BertKerasError("--output draws one text; give the text in place of --input.")
-    check_paths(argparse.Namespace(**{**vars(args), "run": [args.run] if args.run else None}))
+    check_paths(argparse.Namespace(run=[args.run] if args.run else [], checkpoint=args.checkpoint))
 
 
 def _run_attention(args: argparse.Namespace) -> None:
-    batch_size = inference_of(args).batch_size
+    batch_size = InferenceOptions(**given_settings(args, InferenceOptions)).batch_size
     _check(args)
     start()
-    from bert_keras.tasks.inspection.attention import attention, summarize
+    from bert_keras.tasks.inspection.attention import attention, attention_summary
+    from bert_keras.tasks.inspection.reading import name_texts
 
     run = _load(args)
     if args.output:
@@ -67,13 +67,13 @@ def _run_attention(args: argparse.Namespace) -> None:
         if found.note:
             note(f"{args.output} has {found.note}")
         return
-    with progress("reading", None) as advance:
-        summary = summarize(run, _parts(run, args, advance), batch_size=batch_size)
+    examples = [*run.task.inputs(args.input)] if args.input else [name_texts(run, *args.text)]
+    texts = {name: [example[name] for example in examples] for name in run.task.signature()}
+    summary = attention_summary(run, texts, batch_size=batch_size)
     rows = [row for row in summary.rows if args.layer in (None, row[0]) and args.head in (None, row[1])]
     if not rows:
-        raise BertKerasError(
-            f"the model has layers 1 to {summary.rows[-1][0]} and heads 1 to {summary.rows[-1][1]}."
-        )
+        layers, heads = summary.rows[-1][:2]
+        raise BertKerasError(f"the model has layers 1 to {layers} and heads 1 to {heads}; give one of them.")
     if args.sort is not None:
         at = summary.columns.index(args.sort)
         rows.sort(key=lambda row: -(row[at] or 0.0))
@@ -98,22 +98,26 @@ def _load(args: argparse.Namespace) -> Any:
     return embedder(checkpoint).as_run() if own_kind(checkpoint) is None else own_run(checkpoint)
 
 
-def _parts(run: Any, args: argparse.Namespace, advance: Any) -> Iterator[dict[str, Sequence[Any]]]:
-    """Yields the texts in parts, by name, [N]."""
-    from bert_keras.tasks.inspection.reading import name_texts
+def explained(run: Any, example: Mapping[str, Any], method: str) -> list[Any]:
+    """The explanations of all answers to an example of a file; none for a text without an answer."""
+    from bert_keras.tasks.inspection.explanation import explain_example
 
-    if args.text:
-        named = name_texts(run, *args.text)
-        if named is None:
-            raise BertKerasError(
-                f"the model reads {', '.join(run.task.signature())}; give as many texts, or --output to draw these."
-            )
-        yield {name: [value] for name, value in named.items()}
-        return
-    examples = run.task.inputs(args.input)
-    for chunk in iter(lambda: list(itertools.islice(examples, CHUNK)), []):
-        yield {name: [example[name] for example in chunk] for name in run.task.signature()}
-        advance(len(chunk))
+    return explain_example(run, {name: example[name] for name in run.task.signature()}, method=method)
+
+
+def show_explanation(explanation: Any) -> None:
+    """Prints the words, colored and underlined by their scores, and the strongest words with their numbers."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console, line = Console(markup=False, emoji=False, highlight=False), Text(f"{explanation.answer}: ")
+    for word, share in zip(explanation.words, explanation.shares, strict=True):
+        style = "green underline" if share > 0 else "red strike"
+        line.append(word, style if abs(share) > 0.05 else "").append(" ")
+    console.print(line)
+    for name, sign in (("for", 1), ("against", -1)):
+        words = [f"{word} {score:+.3f}" for word, score in explanation.table().rows if score * sign > 0]
+        console.print(f"  {name}: {', '.join(words[:WORDS_SHOWN]) or 'no word'}")
 
 
 COMMANDS = {

@@ -6,7 +6,7 @@ Sources: Vaswani et al. 2017, sec. 3.2; Clark et al. 2019, sec. 3.
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,11 @@ from bert_keras.features import ATTENTION_PROBABILITIES, INPUT_MASK, INPUT_WORD_
 from bert_keras.io.files import atomic_file
 from bert_keras.io.paths import to_path
 from bert_keras.model.encoder import BertEncoder
-from bert_keras.tasks.inspection.attention_drawing import draw_head, draw_heads, render_fragment, render_page
+from bert_keras.pages.page import render
+from bert_keras.tasks.inspection.attention_drawing import draw_head, draw_heads, render_page
 from bert_keras.tasks.inspection.offers import MEASURES, PAGE, PICTURES, check_output
 from bert_keras.tasks.inspection.reading import (
     count_tokens,
-    name_texts,
     one_row,
     one_run,
     read_examples,
@@ -29,7 +29,6 @@ from bert_keras.tasks.inspection.reading import (
     token_names,
 )
 from bert_keras.tasks.report import Table
-from bert_keras.tasks.runs.run_folder import Run
 from bert_keras.tasks.task import Features
 from bert_keras.text.tokenizer import Tokenizer
 
@@ -59,7 +58,8 @@ class Attention:
         return f"<Attention of {layers} layers with {heads} heads, {size} tokens{self.note and ', ' + self.note}>"
 
     def _repr_html_(self) -> str:
-        return render_fragment(self)
+        height = min(420 + 26 * len(self.tokens), 900)
+        return render("frame.html", title="Attention weights", page=render_page(self, 1, 1), height=height)
 
     def check_head(self, layer: int | None, head: int | None) -> None:
         """Raises BertKerasError for a layer without a head or the reverse, and for numbers that the model lacks."""
@@ -107,11 +107,11 @@ def attention(model: Any, text: str, second: str | None = None) -> Attention:
         raise BertKerasError(
             f"the text is a {type(wrong[0]).__name__}; give one string, or two for a pair. attention_summary takes a list."
         )
-    named = name_texts(run, text, second)
-    if named is None or any(spec.shape.rank != 1 for spec in run.task.signature().values()):
-        features = run.preprocess(*(tf.constant([one]) for one in texts))
+    signature = run.task.signature()
+    if [spec.shape.rank for spec in signature.values()] == [1] * len(texts):
+        features, _ = read_examples(run, {name: [one] for name, one in zip(signature, texts, strict=True)})
     else:
-        features, _ = read_examples(run, {name: [value] for name, value in named.items()})
+        features = run.preprocess(*(tf.constant([one]) for one in texts))
     rows, tokenizer = rows_of(features), run.preprocess.tokenizer
     row = one_row(rows, 0)
     (weights,) = _weights(run.encoder, row)
@@ -132,37 +132,21 @@ def attention_summary(model: Any, texts: Any, *, batch_size: int = 32) -> Table:
     token itself and other tokens of the same word, and of the entropy in bits. A token without a previous token, a next token or
     a second occurrence of its word does not count for that column. Padding never counts. Every window of a long text counts.
     """
-    run = one_run(model)
-    return summarize(run, iter([run.task.given(texts)]), batch_size=batch_size)
-
-
-def summarize(run: Run, columns: Iterable[Mapping[str, Any]], *, batch_size: int) -> Table:
-    """As `attention_summary`, for texts in parts. columns: the texts of each part by name, [N]."""
-    tokenizer = run.preprocess.tokenizer
-    sums: Any = 0.0
-    counts: Any = 0.0
-    for part in columns:
-        total = len(next(iter(part.values())))
-        for start in range(0, total, batch_size):
-            chosen = {name: column[start : start + batch_size] for name, column in part.items()}
-            rows = rows_of(read_examples(run, chosen)[0])
-            for ids, weights in zip(_real_ids(rows), _weights(run.encoder, rows), strict=True):
-                more, tokens = _measure(weights, ids, tokenizer)
-                sums, counts = sums + more, counts + tokens
-    if isinstance(counts, float):
-        raise BertKerasError("no texts were given; give at least one.")
-    means = np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0)
-    rows_shown = [
-        (layer + 1, head + 1, *(None if np.isnan(value) else float(value) for value in values))
-        for layer, heads in enumerate(means)
-        for head, values in enumerate(heads)
+    run, sums, counts = one_run(model), 0.0, 0.0
+    columns = run.task.given(texts)
+    for start in range(0, len(next(iter(columns.values()))), batch_size):
+        part = {name: column[start : start + batch_size] for name, column in columns.items()}
+        rows = rows_of(read_examples(run, part)[0])
+        for ids, weights in zip(rows[INPUT_WORD_IDS].numpy(), _weights(run.encoder, rows), strict=True):
+            more, tokens = _measure(weights, ids[: weights.shape[-1]], run.preprocess.tokenizer)
+            sums, counts = sums + more, counts + tokens
+    means = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan).tolist()
+    shown = [
+        (layer, head, *(None if value != value else value for value in values))
+        for layer, heads in enumerate(means, start=1)
+        for head, values in enumerate(heads, start=1)
     ]
-    return Table("What each head reads", ("layer", "head", *MEASURES), rows_shown, about=ABOUT)
-
-
-def _real_ids(rows: Features) -> Iterator[np.ndarray]:
-    for ids, mask in zip(rows[INPUT_WORD_IDS].numpy(), rows[INPUT_MASK].numpy(), strict=True):
-        yield ids[: mask.sum()]
+    return Table("What each head reads", ("layer", "head", *MEASURES), shown, about=ABOUT)
 
 
 @contextlib.contextmanager

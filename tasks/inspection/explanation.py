@@ -123,11 +123,7 @@ def explain(
     Raises BertKerasError for an ensemble, a task without such a logit, a text without tokens and one without an answer.
     """
     run = one_run(model)
-    named = name_texts(run, text, second)
-    if named is None:
-        raise BertKerasError(
-            f"the model reads {', '.join(run.task.signature())}; give as many texts: explain(model, text, second)."
-        )
+    named = name_texts(run, *(one for one in (text, second) if one is not None))
     explained = explain_example(run, named, method=method, steps=steps)
     if not explained:
         raise BertKerasError(f"{run.task.name} found nothing in the text, so there is no answer to explain.")

@@ -38,11 +38,14 @@ def one_run(model: Any) -> Run:
     return run
 
 
-def name_texts(run: Run, text: Any, second: Any = None) -> dict[str, Any] | None:
-    """The texts by the names that the problem reads; None where it reads another number of texts."""
-    given = [one for one in (text, second) if one is not None]
+def name_texts(run: Run, *texts: Any) -> dict[str, Any]:
+    """The texts by the names that the problem reads. Raises BertKerasError where it reads another number of texts."""
     names = [*run.task.signature()]
-    return dict(zip(names, given, strict=True)) if len(names) == len(given) else None
+    if len(names) != len(texts):
+        raise BertKerasError(
+            f"the model reads {' and '.join(names)}, and {len(texts)} texts were given; give one for each."
+        )
+    return dict(zip(names, texts, strict=True))
 
 
 def read_examples(run: Run, columns: Mapping[str, Sequence[Any]]) -> tuple[Features, Raw]:

@@ -73,9 +73,10 @@
     choice.head.selectedIndex = next % heads;
     draw();
   };
-  svg.addEventListener("pointerleave", () => show(null));
-  svg.addEventListener("focusout", () => show(null));
-  svg.addEventListener("keydown", (event) => {
+  const picture = byId("picture"); // Chromium would make an <svg> with these listeners a stop of the Tab key
+  picture.addEventListener("pointerleave", () => show(null));
+  picture.addEventListener("focusout", () => show(null));
+  picture.addEventListener("keydown", (event) => {
     const at = buttons.indexOf(event.target);
     const moves = {
       ArrowUp: () => focus((at + size - 1) % size),
