@@ -52,10 +52,11 @@ def test_weights_times_values_are_the_output_of_each_layer(model):
     assert encoder.outputs_wanted != (ATTENTION_PROBABILITIES,), "the encoder is left as it was"
 
 
+GELU = {"activation": "gelu_erf", "pooler_activation": "gelu_erf"}
 WRITERS = {
     "bert": write_checkpoint,
     "albert": lambda to: write_checkpoint(to, share_layers=True, embedding_size=16),
-    "electra": lambda to: write_checkpoint(to, embedding_size=16, activation="gelu_erf"),
+    "electra": lambda to: write_checkpoint(to, embedding_size=16, **GELU),
     "roberta": write_roberta,
     "distilbert": write_distilbert,
 }

@@ -68,7 +68,7 @@ def _(problem: TextClassification, outputs: np.ndarray, features: Arrays, raw: R
 @answers_of.register
 def _(problem: QuestionAnswering, outputs: np.ndarray, features: Arrays, raw: Raw) -> list[Answer]:
     """The span, by its start and its end logit; for no answer, both at position 0, in the window where they are lowest."""
-    decoded = problem.decode(*map(_tensors, (outputs, features)), raw)
+    decoded = problem.decode(_tensors(outputs), _tensors(features), raw)
     start, end = (int(decoded[name][0]) for name in (START_BYTE, END_BYTE))
     if start < 0:
         row = int((outputs[:, 0, 0] + outputs[:, 1, 0]).argmin())
@@ -87,7 +87,7 @@ def _(problem: Tagging, outputs: np.ndarray, features: Arrays, raw: Raw) -> list
     found = []
     columns = ("entity_start_byte", "entity_end_byte", "entity_text", "entity_label", "entity_score")
     for start, end, text, label, score in zip(*(decoded[name][0].numpy() for name in columns), strict=True):
-        inside = np.flatnonzero((starts >= start) & (starts < end)) if start >= 0 else []
+        inside = np.flatnonzero((starts >= start) & (starts < end) & (start >= 0))
         places = [place for word in inside for place in np.argwhere(features[WORD_INDEX] == word).tolist()]
         if places:
             row = places[0][0]
@@ -108,7 +108,7 @@ def _(problem: MultipleChoice, outputs: np.ndarray, features: Arrays, raw: Raw) 
 @answers_of.register
 def _(problem: FillMask, outputs: np.ndarray, features: Arrays, raw: Raw) -> list[Answer]:
     """The best token of each mask, in the order of the text."""
-    vocabulary = problem.decode(*map(_tensors, (outputs, features)), raw)["mask_tokens"].numpy()[0, :, 0]
+    vocabulary = problem.decode(_tensors(outputs), _tensors(features), raw)["mask_tokens"].numpy()[0, :, 0]
     masks = np.flatnonzero(features[MASKED_LM_WEIGHTS][0] > 0).tolist()
     return [Answer(vocabulary[i].decode(), 0, ((i, int(outputs[0, i].argmax())),)) for i in masks]
 

@@ -132,7 +132,7 @@ def attention_summary(model: Any, texts: Any, *, batch_size: int = 32) -> Table:
     token itself and other tokens of the same word, and of the entropy in bits. A token without a previous token, a next token or
     a second occurrence of its word does not count for that column. Padding never counts. Every window of a long text counts.
     """
-    run, sums, counts = one_run(model), 0.0, 0.0
+    run, sums, counts = one_run(model), np.zeros(()), np.zeros(())
     columns = run.task.given(texts)
     for start in range(0, len(next(iter(columns.values()))), batch_size):
         part = {name: column[start : start + batch_size] for name, column in columns.items()}

@@ -76,7 +76,7 @@ def _draw(
 
     (x, columns), (y, rows) = ticks.items()
     width, height = (1.6 + unit * max(side, 4 / unit) for side in sides)
-    settings = {"text.parse_math": False, "svg.fonttype": "none"}
+    settings: dict[Any, Any] = {"text.parse_math": False, "svg.fonttype": "none"}
     with matplotlib.rc_context(settings), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         figure = Figure(figsize=(width + 0.6, height), layout="constrained")

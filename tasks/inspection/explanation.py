@@ -23,7 +23,6 @@ from bert_keras.pages.page import render
 from bert_keras.tasks.inspection.answers import Answer, answers_of
 from bert_keras.tasks.inspection.offers import METHODS, PAGE, check_output
 from bert_keras.tasks.inspection.reading import (
-    Word,
     find_words,
     name_texts,
     one_row,
@@ -36,10 +35,9 @@ from bert_keras.tasks.report import Table
 from bert_keras.tasks.runs.run_folder import Run
 from bert_keras.tasks.task import Features, model_inputs
 
-INTEGRATED, PRODUCT = METHODS
 STEPS, MOST_STEPS = 256, 2048
 LARGEST_ERROR = 0.01  # of the difference of the two logits
-TOKENS_AT_ONCE = 2048  # of the texts between the baseline and the text that are computed together
+TOKENS_AT_ONCE = 2048  # of the points between the baseline and the text that are computed together
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,23 +72,18 @@ class Explanation:
     @property
     def shares(self) -> np.ndarray:
         """The scores divided by the largest size of a score, float64 [N], -1 to 1."""
-        return self.scores / (np.abs(self.scores).max(initial=0) or 1.0)
+        return self.scores / (np.abs(self.scores).max() or 1.0)
 
     def table(self) -> Table:
         """The words by falling size of their scores."""
-        order = np.argsort(-np.abs(self.scores), kind="stable")
-        rows = [(self.words[i], float(self.scores[i])) for i in order]
+        rows = sorted(zip(self.words, self.scores.tolist(), strict=True), key=lambda row: -abs(row[1]))
         return Table(f"The scores of the words for “{self.answer}”", ("word", "score"), rows)
 
     def to_json(self) -> dict[str, Any]:
-        """The explanation as plain values, without `rest`."""
-        names = ("answer", "logit", "baseline_logit", "completeness_error", "method", "steps")
-        return {
-            **{name: getattr(self, name) for name in names},
-            "words": [*self.words],
-            "scores": self.scores.tolist(),
-            **({"note": self.note} if self.note else {}),
-        }
+        """The explanation as plain values, without tokens and `rest`."""
+        names = ("answer", "logit", "baseline_logit", "completeness_error", "method", "steps", "note")
+        plain = {"words": [*self.words], "scores": self.scores.tolist()}
+        return {name: getattr(self, name) for name in names} | plain
 
     def render(self) -> str:
         """A page of the explanation and of `rest`, as HTML."""
@@ -108,7 +101,7 @@ class Explanation:
 
 
 def explain(
-    model: Any, text: str, second: Any = None, *, method: str = INTEGRATED, steps: int = STEPS
+    model: Any, text: str, second: Any = None, *, method: str = METHODS[0], steps: int = STEPS
 ) -> Explanation:
     """The words of a text that decided the model's answer.
 
@@ -131,54 +124,64 @@ def explain(
 
 
 def explain_example(
-    run: Run, example: Mapping[str, Any], *, method: str = INTEGRATED, steps: int = STEPS
+    run: Run, example: Mapping[str, Any], *, method: str = METHODS[0], steps: int = STEPS
 ) -> list[Explanation]:
     """The explanations of all answers to one example. example: its texts by the names of the problem. Raises as `explain`."""
     if method not in METHODS:
         raise BertKerasError(f"method is {method!r}; give {' or '.join(METHODS)}.")
     if steps < 1:
         raise BertKerasError(f"steps is {steps}; give at least 1.")
-    one_run(run)
-    features, raw = read_examples(run, {name: [value] for name, value in example.items()})
-    inputs = model_inputs(run.task, features)
+    features, raw = read_examples(one_run(run), {name: [value] for name, value in example.items()})
+    inputs, rows, explained = model_inputs(run.task, features), rows_of(features), []
     outputs = tf.cast(run.model(inputs, training=False), tf.float32).numpy()
     arrays = {name: value.numpy() for name, value in features.items()}
-    rows, explained = rows_of(features), []
+    windows = len(arrays[INPUT_WORD_IDS]) if run.task.windowed else 1
     for answer in answers_of(run.task, outputs, arrays, raw):
-        row = one_row(rows, answer.row)
+        logit = _Logit(run, one_row(rows, answer.row), inputs, answer)
+        scores, error, steps_taken = _score(logit, method, steps)
         texts = [value if isinstance(value, str) else value[answer.row] for value in example.values()]
-        words = find_words(run.preprocess.tokenizer, row, texts)
+        words = find_words(run.preprocess.tokenizer, logit.row, texts)
         if not words:
             raise BertKerasError("the text has no tokens, so no word can be scored; give a text.")
-        network = _Network(run, row, inputs, answer)
-        windows = len(arrays[INPUT_WORD_IDS]) if run.task.windowed else 1
-        note = f"window {answer.row + 1} of {windows} of a long text" if windows > 1 else ""
-        explained.append(_explain(network, words, method=method, steps=steps, note=note))
+        explained.append(
+            Explanation(
+                words=tuple(word.text for word in words),
+                scores=np.array([scores[word.positions].sum() for word in words]),
+                tokens=tuple(token_names(run.preprocess.tokenizer, logit.row)),
+                token_scores=scores,
+                answer=answer.name,
+                logit=logit.at(logit.text),
+                baseline_logit=logit.at(logit.baseline),
+                completeness_error=error,
+                method=method,
+                steps=steps_taken,
+                note=f"window {answer.row + 1} of {windows} of a long text" if windows > 1 else "",
+            )
+        )
     return explained
 
 
-class _Network:
+class _Logit:
     """The logit of an answer as a function of the word embeddings of its row.
 
     row: int32 [1, S], without padding
     inputs: of the model, [rows, ...]
+    text, baseline: the word embeddings of the row, and those without the text, float [S, E]
     """
 
     def __init__(self, run: Run, row: Features, inputs: Features, answer: Answer) -> None:
-        self.tokenizer, self.row, self.answer = run.preprocess.tokenizer, row, answer
+        self.row, self._answer = row, answer
         self._model, self._embeddings = run.model, run.encoder.embeddings
-        self._choices = inputs[INPUT_WORD_IDS].shape[1] if len(inputs[INPUT_WORD_IDS].shape) == 3 else 1
+        shape = inputs[INPUT_WORD_IDS].shape
+        self._choices = shape[1] if len(shape) == 3 else 1
         self._others = {name: value[:1] for name, value in inputs.items() if name not in ENCODER_INPUTS}
-        special = self.tokenizer.special
-        ids = row[INPUT_WORD_IDS][0]
-        stays = np.isin(
-            ids.numpy(), [special.start, special.end, *([] if special.mask is None else [special.mask])]
-        )
+        special, ids = run.preprocess.tokenizer.special, row[INPUT_WORD_IDS][0]
+        stays = np.isin(ids, [one for one in (special.start, special.end, special.mask) if one is not None])
         table = tf.convert_to_tensor(self._embeddings.word_embeddings)
-        self.text = tf.gather(table, ids)  # [S, E]
+        self.text = tf.gather(table, ids)
         self.baseline = tf.where(stays[:, np.newaxis], self.text, table[special.padding])
 
-    def _logits(self, points: tf.Tensor) -> tf.Tensor:
+    def __call__(self, points: tf.Tensor) -> tf.Tensor:
         """Word embeddings [P, S, E] -> logits [P]. Where the model reads K rows as one example, these are K points."""
         count, choices = len(points), self._choices
         added = -count % choices
@@ -186,32 +189,32 @@ class _Network:
         rows = {name: tf.repeat(value, count + added, axis=0) for name, value in self.row.items()}
         if choices > 1:
             rows = {name: tf.reshape(value, [-1, choices, value.shape[1]]) for name, value in rows.items()}
-        others = {name: tf.repeat(value, count, axis=0) for name, value in self._others.items()}
+        rows |= {name: tf.repeat(value, count, axis=0) for name, value in self._others.items()}
         with _words_of(self._embeddings, points):
-            outputs = self._model(rows | others, training=False)
+            outputs = self._model(rows, training=False)
         outputs = tf.reshape(outputs, [count + added, *outputs.shape[1 if choices == 1 else 2 :]])[:count]
-        return tf.add_n([outputs[(slice(None), *place)] for place in self.answer.at])
+        return tf.add_n([outputs[(slice(None), *place)] for place in self._answer.at])
 
-    def logit(self, point: tf.Tensor) -> float:
+    def at(self, point: tf.Tensor) -> float:
         """The logit for word embeddings [S, E]."""
-        return float(self._logits(point[tf.newaxis])[0])
+        return float(self(point[tf.newaxis])[0])
 
-    def mean_gradient(self, origin: tf.Tensor, places: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """The weighted sum of the gradients between an origin and the text, float64 [S, E].
+    def scores(self, origin: tf.Tensor, places: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """The scores of the tokens, float64 [S]: the way from the origin to the text times the mean gradient on it.
 
-        places, weights: float64 [P], 0 at the origin and 1 at the text
+        origin: float [S, E]; places, weights: float64 [P], 0 at the origin and 1 at the text
         """
-        total, at_once = np.zeros(self.text.shape), max(1, TOKENS_AT_ONCE // len(self.text))
+        way, at_once = self.text - origin, max(1, TOKENS_AT_ONCE // len(self.text))
+        mean = np.zeros(way.shape)
         for start in range(0, len(places), at_once):
             chosen = slice(start, start + at_once)
-            along = tf.cast(places[chosen, np.newaxis, np.newaxis], self.text.dtype)
-            points = origin + along * (self.text - origin)
+            points = origin + tf.cast(places[chosen, np.newaxis, np.newaxis], way.dtype) * way
             with tf.GradientTape() as tape:
                 tape.watch(points)
-                logits = self._logits(points)
+                logits = self(points)
             gradient = tf.convert_to_tensor(tape.gradient(logits, points)).numpy()
-            total += np.tensordot(weights[chosen], gradient.astype(np.float64), axes=1)
-        return total
+            mean += np.tensordot(weights[chosen], gradient.astype(np.float64), axes=1)
+        return (way.numpy() * mean).sum(axis=-1)
 
 
 @contextlib.contextmanager
@@ -224,42 +227,22 @@ def _words_of(embeddings: Embeddings, points: tf.Tensor) -> Iterator[None]:
         del embeddings.look_up
 
 
-def _explain(network: _Network, words: list[Word], *, method: str, steps: int, note: str) -> Explanation:
-    logit, baseline_logit, error = network.logit(network.text), network.logit(network.baseline), None
-    if method == PRODUCT:
-        steps, origin = 1, tf.zeros_like(network.text)
-        scores = _scores(network, origin, np.ones(1), np.ones(1))
-    else:
-        difference = logit - baseline_logit
-        while True:
-            points, weights = np.polynomial.legendre.leggauss(steps)
-            scores = _scores(network, network.baseline, (points + 1) / 2, weights / 2)
-            error = abs(float(scores.sum()) - difference) / (abs(difference) or 1.0)
-            if error <= LARGEST_ERROR or 2 * steps > MOST_STEPS:
-                break
-            steps *= 2
-        if error > LARGEST_ERROR:
-            warnings.warn(
-                f"the scores sum to {scores.sum():.4g} and the logit changes by {difference:.4g}: the completeness error is "
-                f"{error:.1%} after {steps} steps, so the scores are rough",
-                stacklevel=4,
-            )
-    return Explanation(
-        words=tuple(word.text for word in words),
-        scores=np.array([scores[word.positions].sum() for word in words]),
-        tokens=tuple(token_names(network.tokenizer, network.row)),
-        token_scores=scores,
-        answer=network.answer.name,
-        logit=logit,
-        baseline_logit=baseline_logit,
-        completeness_error=error,
-        method=method,
-        steps=steps,
-        note=note,
-    )
-
-
-def _scores(network: _Network, origin: tf.Tensor, places: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The scores of the tokens, float64 [S]: the difference from the origin, times the gradient, summed over the embedding."""
-    difference = (network.text - origin).numpy().astype(np.float64)
-    return (difference * network.mean_gradient(origin, places, weights)).sum(axis=-1)
+def _score(logit: _Logit, method: str, steps: int) -> tuple[np.ndarray, float | None, int]:
+    """The scores of the tokens, float64 [S], the completeness error and the steps taken. Warns of an error over 1 %."""
+    if method != METHODS[0]:
+        return logit.scores(tf.zeros_like(logit.text), np.ones(1), np.ones(1)), None, 1
+    difference = logit.at(logit.text) - logit.at(logit.baseline)
+    while True:
+        points, weights = np.polynomial.legendre.leggauss(steps)
+        scores = logit.scores(logit.baseline, (points + 1) / 2, weights / 2)
+        error = abs(float(scores.sum()) - difference) / (abs(difference) or 1.0)
+        if error <= LARGEST_ERROR or 2 * steps > MOST_STEPS:
+            break
+        steps *= 2
+    if error > LARGEST_ERROR:
+        warnings.warn(
+            f"the scores sum to {scores.sum():.4g} and the logit changes by {difference:.4g}: the completeness error is "
+            f"{error:.1%} after {steps} steps, so the scores are rough",
+            stacklevel=4,
+        )
+    return scores, error, steps

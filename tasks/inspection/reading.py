@@ -48,7 +48,7 @@ def name_texts(run: Run, *texts: Any) -> dict[str, Any]:
     return dict(zip(names, texts, strict=True))
 
 
-def read_examples(run: Run, columns: Mapping[str, Sequence[Any]]) -> tuple[Features, Raw]:
+def read_examples(run: Run, columns: Mapping[str, Any]) -> tuple[Features, Raw]:
     """Features as the model reads them, [B, S] or [W, S], and raw examples [B]. columns: the texts by name, [B]."""
     raw = {name: tf.convert_to_tensor(column) for name, column in run.task.given(dict(columns)).items()}
     return run.task.features(run.preprocess, raw), raw
