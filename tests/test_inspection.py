@@ -1,5 +1,6 @@
 """A look inside a model: true attention weights, the logit of an answer divided among its words, pages and pictures."""
 
+import dataclasses
 import json
 import random
 import xml.etree.ElementTree as ET
@@ -12,6 +13,7 @@ from runs import run_command, texts, write_checkpoint, write_distilbert, write_r
 from string_tasks import TASKS
 
 import bert_keras as bk
+from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
 from bert_keras.features import ATTENTION_PROBABILITIES
 from bert_keras.tasks.inspection.attention import Attention
@@ -52,11 +54,19 @@ def test_weights_times_values_are_the_output_of_each_layer(model):
     assert encoder.outputs_wanted != (ATTENTION_PROBABILITIES,), "the encoder is left as it was"
 
 
-GELU = {"activation": "gelu_erf", "pooler_activation": "gelu_erf"}
+def write_electra(folder):
+    """A discriminator without head and pooler, as ELECTRA's encoders are."""
+    changes = {"embedding_size": 16, "activation": "gelu_erf", "pooler_activation": "gelu_erf"}
+    source = checkpoints.read(write_checkpoint(folder.with_name("pooled"), **changes))
+    kept = {name: value for name, value in source.tensors.items() if not name.startswith("pooler")}
+    checkpoints.write(dataclasses.replace(source, tensors=kept), folder, format="hugging-face")
+    return folder
+
+
 WRITERS = {
     "bert": write_checkpoint,
     "albert": lambda to: write_checkpoint(to, share_layers=True, embedding_size=16),
-    "electra": lambda to: write_checkpoint(to, embedding_size=16, **GELU),
+    "electra": write_electra,
     "roberta": write_roberta,
     "distilbert": write_distilbert,
 }
