@@ -19,6 +19,7 @@ from bert_keras.features import ATTENTION_PROBABILITIES
 from bert_keras.tasks.inspection.attention import Attention
 from bert_keras.tasks.inspection.explanation import explain_example
 from bert_keras.tasks.inspection.reading import find_words, one_row
+from bert_keras.tasks.runs.ensemble import load_runs
 
 TEXT = "The film isn't dull, and the plot is warm !"
 HOSTILE = ["</script><b>&amp;", "\N{HEBREW LETTER ALEF}\N{RIGHT-TO-LEFT OVERRIDE}abc", "x" * 10_000]
@@ -102,6 +103,16 @@ def test_every_string_model_shows_its_attention_and_explains_its_answer(title, f
     for one in explained:
         assert one.completeness_error < 0.01 and len(one.words) == len(one.scores)
         assert one.scores.sum() == pytest.approx(one.logit - one.baseline_logit, rel=0.01, abs=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
+@pytest.mark.parametrize("name", ["model.keras", "run"])
+def test_files_have_the_weights_and_the_scores_of_their_model(name, model, tmp_path):
+    model.save(tmp_path / name)
+    again = bk.load(tmp_path / name)
+    np.testing.assert_allclose(bk.attention(again, TEXT).weights, bk.attention(model, TEXT).weights, atol=1e-6)
+    found, wanted = (bk.explain(one, TEXT, method="gradient-input").scores for one in (again, model))
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
 def test_the_part_of_a_long_text_is_said(folder):
@@ -250,6 +261,12 @@ def test_a_task_without_a_logit_is_refused(folder):
         bk.explain(bk.embedder(folder), "a")
 
 
+@pytest.mark.parametrize("call", [bk.attention, bk.explain])
+def test_an_ensemble_is_refused(call, sst2):
+    with pytest.raises(BertKerasError, match="an ensemble of 2 runs was given"):
+        call(load_runs([sst2.run, sst2.run]), "a")
+
+
 # -----------------------------------------------------------------------------------------------------------
 # Pictures and pages
 
@@ -332,12 +349,13 @@ def test_commands(sst2, tmp_path, capfd):
     run = ["--run", sst2.run]
     code, out, err = run_command(capfd, "attention", *run, "a dull plot", "--output", tmp_path / "a.html")
     assert (code, out) == (0, "") and (tmp_path / "a.html").exists(), err
-    (tmp_path / "texts.txt").write_text("a dull plot\nvery good\n")
+    (tmp_path / "texts.txt").write_text("a dull plot\nvery good\n \n")
     given = ["--input", tmp_path / "texts.txt"]
     code, out, err = run_command(capfd, "attention", *run, *given, "--json", "--sort", "entropy")
     rows = [json.loads(line) for line in out.splitlines()]
     assert code == 0 and len(rows) == 2 and rows[0]["entropy"] >= rows[1]["entropy"], err
     code, out, err = run_command(capfd, "predict", *run, *given, "--explain", "--format", "jsonl")
+    assert code == 0, err
     (first,) = json.loads(out.splitlines()[0])["explanations"]
     assert (first["words"], first["answer"]) == (
         ["a", "dull", "plot"],
@@ -357,6 +375,7 @@ def test_commands(sst2, tmp_path, capfd):
         ("--checkpoint {0} a b c", "3 texts were given"),
         ("--checkpoint {0} a --output a.gif", "ends in .png or .svg or .html"),
         ("--checkpoint {0} --input x --output a.png", "--output draws one text"),
+        ("--checkpoint {0} a --output a.png --layer 1", "give --layer and --head"),
         ("--checkpoint {0} a b", "the model reads text, and 2 texts"),
         ("--checkpoint {0} a --layer 9", "the model has layers 1 to 1"),
     ],

@@ -36,7 +36,7 @@ from bert_keras.tasks.commands.flags import (
     start_strategy,
     task_settings,
 )
-from bert_keras.tasks.commands.inspection import explained, show_explanation
+from bert_keras.tasks.commands.inspection import explainer, show_explanation
 from bert_keras.tasks.data.squad import is_squad_file
 from bert_keras.tasks.data.tables import FORMATS_NOTES, STANDARD_INPUT
 from bert_keras.tasks.hparams import Hparams, hparams_of
@@ -280,7 +280,7 @@ def _run_predict(args: argparse.Namespace) -> None:
     start_strategy(args.strategy, deterministic=False)
     run = model_of(args)
     run = dataclasses.replace(run, task=adjusted(run.task, args))
-    files = _official_files(run.task, args)
+    files, explain = _official_files(run.task, args), explainer(run, args.explain)
     as_table = (args.format or ("table" if sys.stdout.isatty() else "jsonl")) == "table"
     shown: list[dict[str, str]] = []
     explanations: list[Any] = []
@@ -293,7 +293,7 @@ def _run_predict(args: argparse.Namespace) -> None:
         for example, record in records(run, examples, batch_size=batch_size, progress=advance):
             for name, content in written.items():
                 content[example["id"]] = record[name]
-            found = explained(run, example, args.explain) if args.explain else []
+            found = explain(example)
             if as_table:
                 shown.append(run.task.show(example, record))
                 explanations += found

@@ -4,7 +4,7 @@ TensorFlow is imported when a command runs; flags and help need none.
 """
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from bert_keras.cli.console import PATH, Command, note, start, table
@@ -48,6 +48,8 @@ def _check(args: argparse.Namespace) -> None:
         raise BertKerasError(f"{len(args.text)} texts were given; give one, or two for a pair, in quotes.")
     if args.output:
         check_output(args.output, (*PICTURES, PAGE))
+        if (args.layer is None) != (args.head is None):
+            raise BertKerasError("one head is drawn by its layer and its head; give --layer and --head.")
     if args.output and args.input:
         raise BertKerasError("--output draws one text; give the text in place of --input.")
     check_paths(argparse.Namespace(run=[args.run] if args.run else [], checkpoint=args.checkpoint))
@@ -98,11 +100,20 @@ def _load(args: argparse.Namespace) -> Any:
     return embedder(checkpoint).as_run() if own_kind(checkpoint) is None else own_run(checkpoint)
 
 
-def explained(run: Any, example: Mapping[str, Any], method: str) -> list[Any]:
-    """The explanations of all answers to an example of a file; none for a text without an answer."""
-    from bert_keras.tasks.inspection.explanation import explain_example
+def explainer(run: Any, method: str | None) -> Callable[[Mapping[str, Any]], list[Any]]:
+    """A function: an example of a file -> the explanations of its answers; none without a method.
 
-    return explain_example(run, {name: example[name] for name in run.task.signature()}, method=method)
+    Raises BertKerasError, before any prediction, for an ensemble and for a task that is not explained.
+    """
+    if method is None:
+        return lambda example: []
+    from bert_keras.tasks.inspection.answers import check_explained
+    from bert_keras.tasks.inspection.explanation import explain_example
+    from bert_keras.tasks.inspection.reading import one_run
+
+    check_explained(one_run(run).task)
+    names = [*run.task.signature()]
+    return lambda example: explain_example(run, {name: example[name] for name in names}, method=method)
 
 
 def show_explanation(explanation: Any) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
-from bert_keras.features import END_BYTES, MASKED_LM_WEIGHTS, MAX_CONTEXT, START_BYTES, WORD_INDEX
+from bert_keras.features import END_BYTES, MASKED_LM_WEIGHTS, MAX_CONTEXT, START_BYTES, VOCABULARY, WORD_INDEX
 from bert_keras.tasks.problems.answer_spans import END_BYTE, START_BYTE
 from bert_keras.tasks.problems.classification import TextClassification
 from bert_keras.tasks.problems.fill_mask import FillMask
@@ -47,12 +47,18 @@ def answers_of(problem: Problem, outputs: np.ndarray, features: Arrays, raw: Raw
     features: of the problem, [rows, ...]
     raw: the example, [1]
 
-    Raises BertKerasError for a task without such a logit.
+    Only for tasks that `check_explained` lets pass.
     """
-    raise BertKerasError(
-        f"explain knows no logit of {problem.name}; it explains classes, labels, scores, answers to questions, entities, "
-        "choices, masks and pairs of sentences."
-    )
+    raise NotImplementedError
+
+
+def check_explained(problem: Problem) -> None:
+    """Raises BertKerasError for a task without such a logit: call it before long work."""
+    if answers_of.dispatch(type(problem)) is answers_of.dispatch(object):
+        raise BertKerasError(
+            f"explain knows no logit of {problem.name}; it explains classes, labels, scores, answers to questions, entities, "
+            "choices, masks and pairs of sentences."
+        )
 
 
 @answers_of.register
@@ -108,9 +114,10 @@ def _(problem: MultipleChoice, outputs: np.ndarray, features: Arrays, raw: Raw) 
 @answers_of.register
 def _(problem: FillMask, outputs: np.ndarray, features: Arrays, raw: Raw) -> list[Answer]:
     """The best token of each mask, in the order of the text."""
-    vocabulary = problem.decode(_tensors(outputs), _tensors(features), raw)["mask_tokens"].numpy()[0, :, 0]
+    best = problem.decode(_tensors(outputs), _tensors(features), raw)["mask_tokens"].numpy()[0, :, 0]
     masks = np.flatnonzero(features[MASKED_LM_WEIGHTS][0] > 0).tolist()
-    return [Answer(vocabulary[i].decode(), 0, ((i, int(outputs[0, i].argmax())),)) for i in masks]
+    logits = outputs[0, :, : len(features[VOCABULARY])]  # the embedding table may have more rows
+    return [Answer(best[i].decode(), 0, ((i, int(logits[i].argmax())),)) for i in masks]
 
 
 def _tensors(values: Any) -> Any:

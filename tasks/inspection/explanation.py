@@ -5,10 +5,9 @@ against it.
 Source: Sundararajan et al. 2017, sec. 3 and 5.
 """
 
-import contextlib
 import dataclasses
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,8 @@ from bert_keras.errors import BertKerasError
 from bert_keras.features import ENCODER_INPUTS, INPUT_WORD_IDS
 from bert_keras.io.files import atomic_file
 from bert_keras.io.paths import to_path
-from bert_keras.model.layers import Embeddings
 from bert_keras.pages.page import render
-from bert_keras.tasks.inspection.answers import Answer, answers_of
+from bert_keras.tasks.inspection.answers import Answer, answers_of, check_explained
 from bert_keras.tasks.inspection.offers import METHODS, PAGE, check_output
 from bert_keras.tasks.inspection.reading import (
     find_words,
@@ -37,7 +35,7 @@ from bert_keras.tasks.task import Features, model_inputs
 
 STEPS, MOST_STEPS = 256, 2048
 LARGEST_ERROR = 0.01  # of the difference of the two logits
-TOKENS_AT_ONCE = 2048  # of the points between the baseline and the text that are computed together
+TOKENS_AT_ONCE = 512  # of the points between the baseline and the text that are computed together
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,7 +70,7 @@ class Explanation:
     @property
     def shares(self) -> np.ndarray:
         """The scores divided by the largest size of a score, float64 [N], -1 to 1."""
-        return self.scores / (np.abs(self.scores).max() or 1.0)
+        return self.scores / (np.abs(self.scores).max(initial=0) or 1.0)
 
     def table(self) -> Table:
         """The words by falling size of their scores."""
@@ -120,18 +118,24 @@ def explain(
     explained = explain_example(run, named, method=method, steps=steps)
     if not explained:
         raise BertKerasError(f"{run.task.name} found nothing in the text, so there is no answer to explain.")
+    if not explained[0].words:
+        raise BertKerasError("the text has no tokens, so no word can be scored; give a text.")
     return dataclasses.replace(explained[0], rest=tuple(explained[1:]))
 
 
 def explain_example(
     run: Run, example: Mapping[str, Any], *, method: str = METHODS[0], steps: int = STEPS
 ) -> list[Explanation]:
-    """The explanations of all answers to one example. example: its texts by the names of the problem. Raises as `explain`."""
+    """The explanations of all answers to one example; none where the model found nothing. Raises BertKerasError as `explain`.
+
+    example: its texts by the names of the problem
+    """
     if method not in METHODS:
         raise BertKerasError(f"method is {method!r}; give {' or '.join(METHODS)}.")
     if steps < 1:
         raise BertKerasError(f"steps is {steps}; give at least 1.")
-    features, raw = read_examples(one_run(run), {name: [value] for name, value in example.items()})
+    check_explained(one_run(run).task)
+    features, raw = read_examples(run, {name: [value] for name, value in example.items()})
     inputs, rows, explained = model_inputs(run.task, features), rows_of(features), []
     outputs = tf.cast(run.model(inputs, training=False), tf.float32).numpy()
     arrays = {name: value.numpy() for name, value in features.items()}
@@ -141,12 +145,10 @@ def explain_example(
         scores, error, steps_taken = _score(logit, method, steps)
         texts = [value if isinstance(value, str) else value[answer.row] for value in example.values()]
         words = find_words(run.preprocess.tokenizer, logit.row, texts)
-        if not words:
-            raise BertKerasError("the text has no tokens, so no word can be scored; give a text.")
         explained.append(
             Explanation(
                 words=tuple(word.text for word in words),
-                scores=np.array([scores[word.positions].sum() for word in words]),
+                scores=np.array([float(scores[word.positions].sum()) for word in words]),
                 tokens=tuple(token_names(run.preprocess.tokenizer, logit.row)),
                 token_scores=scores,
                 answer=answer.name,
@@ -190,8 +192,12 @@ class _Logit:
         if choices > 1:
             rows = {name: tf.reshape(value, [-1, choices, value.shape[1]]) for name, value in rows.items()}
         rows |= {name: tf.repeat(value, count, axis=0) for name, value in self._others.items()}
-        with _words_of(self._embeddings, points):
+        # In place of the rows of the ids. A masked LM head reads the table as before.
+        self._embeddings.look_up = lambda table, ids: points
+        try:
             outputs = self._model(rows, training=False)
+        finally:
+            del self._embeddings.look_up
         outputs = tf.reshape(outputs, [count + added, *outputs.shape[1 if choices == 1 else 2 :]])[:count]
         return tf.add_n([outputs[(slice(None), *place)] for place in self._answer.at])
 
@@ -215,16 +221,6 @@ class _Logit:
             gradient = tf.convert_to_tensor(tape.gradient(logits, points)).numpy()
             mean += np.tensordot(weights[chosen], gradient.astype(np.float64), axes=1)
         return (way.numpy() * mean).sum(axis=-1)
-
-
-@contextlib.contextmanager
-def _words_of(embeddings: Embeddings, points: tf.Tensor) -> Iterator[None]:
-    """Within it, the embeddings of all word ids are these, [P, S, E]; a masked LM head reads its table as before."""
-    embeddings.look_up = lambda table, ids: points
-    try:
-        yield
-    finally:
-        del embeddings.look_up
 
 
 def _score(logit: _Logit, method: str, steps: int) -> tuple[np.ndarray, float | None, int]:
