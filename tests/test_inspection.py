@@ -13,11 +13,13 @@ from runs import run_command, texts, write_checkpoint, write_distilbert, write_r
 from string_tasks import TASKS
 
 import bert_keras as bk
+import bert_keras.tasks.inspection.attention as inspected
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
 from bert_keras.features import ATTENTION_PROBABILITIES
 from bert_keras.tasks.inspection.attention import Attention
 from bert_keras.tasks.inspection.explanation import explain_example
+from bert_keras.tasks.inspection.offers import MEASURES
 from bert_keras.tasks.inspection.reading import find_words, one_row
 from bert_keras.tasks.runs.ensemble import load_runs
 
@@ -110,7 +112,9 @@ def test_every_string_model_shows_its_attention_and_explains_its_answer(title, f
 def test_files_have_the_weights_and_the_scores_of_their_model(name, model, tmp_path):
     model.save(tmp_path / name)
     again = bk.load(tmp_path / name)
-    np.testing.assert_allclose(bk.attention(again, TEXT).weights, bk.attention(model, TEXT).weights, atol=1e-6)
+    np.testing.assert_allclose(
+        bk.attention(again, TEXT).weights, bk.attention(model, TEXT).weights, atol=1e-6
+    )
     found, wanted = (bk.explain(one, TEXT, method="gradient-input").scores for one in (again, model))
     np.testing.assert_allclose(found, wanted, atol=1e-5)
 
@@ -123,19 +127,27 @@ def test_the_part_of_a_long_text_is_said(folder):
     assert not bk.attention(windowed, "good").note
 
 
-def test_a_summary_of_uniform_weights_and_padding_does_not_count(folder):
-    model = bk.classifier(folder, ["a", "b"])
-    for block in model.encoder.blocks:
-        block.attention.query.kernel.assign(0 * block.attention.query.kernel)
-        block.attention.query.bias.assign(0 * block.attention.query.bias)
-    alone, padded = (bk.attention_summary(model, given) for given in (["good film"], ["good film"] * 3))
-    for row in alone.rows:
-        assert row[2:7] == pytest.approx([0.25] * 5) and row[7:] == (None, pytest.approx(2.0))
-    assert padded.rows == alone.rows
-    longer = bk.attention_summary(model, ["good film", "good good good plot is very dull"]).rows[0]
-    sizes = np.array([4, 9])  # tokens of each text; every token gives 1/4 or 1/9 to itself
-    assert longer[6] == pytest.approx(2 / sizes.sum()) and longer[7] == pytest.approx(2 / 9)
-    assert longer[2] == pytest.approx((3 / 4 + 8 / 9) / (3 + 8))
+def test_a_summary_has_the_means_of_a_plain_loop(model, monkeypatch):
+    """Over texts of two lengths in one batch: padding does not count."""
+    given = ["good film", "good plot good good is very dull"]
+    seen = {name: [] for name in MEASURES}
+    for found in (bk.attention(model, text) for text in given):
+        tokens, last = found.tokens, len(found.tokens) - 1
+        for i, row in enumerate(found.head(2, 1).astype("float64")):
+            seen["previous"] += [row[i - 1]] if i > 0 else []
+            seen["next"] += [row[i + 1]] if i < last else []
+            seen["sep"].append(row[last])
+            seen["cls"].append(row[0])
+            seen["itself"].append(row[i])
+            same = [row[j] for j in range(1, last) if j != i and tokens[j] == tokens[i]]
+            seen["same-word"] += [sum(same)] if same else []
+            seen["entropy"].append(-sum(weight * np.log2(weight) for weight in row))
+    table = bk.attention_summary(model, given)
+    assert table.columns == ("layer", "head", *MEASURES) and table.rows[2][:2] == (2, 1)
+    assert table.rows[2][2:] == pytest.approx([np.mean(seen[name]) for name in MEASURES], abs=1e-5)
+    assert bk.attention_summary(model, given[:1]).rows[0][7] is None, "no word comes twice"
+    monkeypatch.setattr(inspected, "PAIRS_AT_ONCE", 1)
+    assert bk.attention_summary(model, given).rows[2][2:] == pytest.approx(table.rows[2][2:], abs=1e-6)
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -143,7 +155,7 @@ def test_a_summary_of_uniform_weights_and_padding_does_not_count(folder):
 
 
 def test_scores_are_those_of_a_plain_loop_in_float64(folder):
-    """2,000 midpoints, one at a time, on an encoder that is called part by part."""
+    """500 midpoints, one at a time, on an encoder that is called part by part."""
     model = bk.classifier(folder, ["bad", "good"], dtype="float64")
     found, encoder = bk.explain(model, TEXT), model.encoder
     ids, _, types = model.preprocess([TEXT]).values()
