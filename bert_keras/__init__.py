@@ -40,6 +40,8 @@ if TYPE_CHECKING:  # editors and type checkers read these lines; they do not run
     from bert_keras.optimization.replicas import without_autotuning
     from bert_keras.optimization.schedules import LinearAfterWarmup, SlantedTriangular, WarmupLinearDecay
     from bert_keras.savedmodels.export import export
+    from bert_keras.tasks.inspection.attention import attention, attention_summary
+    from bert_keras.tasks.inspection.explanation import explain
     from bert_keras.tasks.report import Report
     from bert_keras.tasks.strings.models import (
         chooser,
@@ -107,12 +109,15 @@ __all__ = [
     "TokenHead",
     "WarmupLinearDecay",
     "WordPiece",
+    "attention",
+    "attention_summary",
     "chooser",
     "classifier",
     "crf_loss",
     "cross_entropy",
     "embedder",
     "encoder_inputs",
+    "explain",
     "export",
     "load",
     "load_encoder",
@@ -156,6 +161,8 @@ _HOMES = {
     "bert_keras.optimization.optimizers": ("AdamW", "LAMB"),
     "bert_keras.checkpoints": ("load_encoder", "load_tokenizer"),
     "bert_keras.model.feature_bilstm": ("LayerMix",),
+    "bert_keras.tasks.inspection.attention": ("attention", "attention_summary"),
+    "bert_keras.tasks.inspection.explanation": ("explain",),
     "bert_keras.tasks.report": ("Report",),
     "bert_keras.tasks.task": ("Data", "Problem", "Task"),
     "bert_keras.tasks.strings.text_model": ("TextModel",),

@@ -29,6 +29,7 @@ SECTIONS = {
         *("classifier", "regressor", "question_answerer", "tagger", "chooser", "masked_lm"),
         *("next_sentence", "sentence_order", "replaced_tokens", "embedder", "load", "TextModel"),
     ),
+    "A look inside": ("attention", "attention_summary", "explain"),
     "Text": (
         "load_tokenizer",
         "WordPiece",

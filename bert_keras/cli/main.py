@@ -48,6 +48,7 @@ COMMANDS = {
     "glue": "bert_keras.tasks.commands.study",
     "evaluate": "bert_keras.tasks.commands.finetuning",
     "predict": "bert_keras.tasks.commands.finetuning",
+    "attention": "bert_keras.tasks.commands.inspection",
     "fill-mask": "bert_keras.tasks.commands.fill_mask",
     "export": "bert_keras.savedmodels.commands",
     "hub": "bert_keras.savedmodels.commands",

@@ -158,11 +158,12 @@ class Embeddings(keras.layers.Layer):
     """Word + position + type embeddings, normed and dropped; projected to H where E differs (Devlin et al. 2019, figure 2).
 
     shared: embeddings whose tables and norm these read instead of their own; the projection is their own.
-
     Positions count from `position_offset` on. Where there is one type or none, the type ids are not looked at.
     Raises ValueError where the shared tables are of other sizes.
     Unlike the textbook: positions are learned, not the sinusoids of Vaswani et al. 2017, sec. 3.5; `max_positions` bounds a text.
     """
+
+    look_up = staticmethod(look_up)  # of words: `bk.explain` puts vectors between two texts in its place
 
     def __init__(
         self,
@@ -205,7 +206,7 @@ class Embeddings(keras.layers.Layer):
     def call(self, word_ids: Any, type_ids: Any, training: bool = False) -> Any:
         """`word_ids`, `type_ids`: int32 [B, S] -> float [B, S, H]."""
         length = ops.shape(word_ids)[1]
-        words = look_up(self.word_embeddings, word_ids)
+        words = self.look_up(self.word_embeddings, word_ids)
         # `slice` raises where the length is known at run time only and too long; indexing would clip in silence.
         table = ops.convert_to_tensor(self.position_embeddings)
         positions = ops.slice(table, (self.config.position_offset, 0), (length, self.config.embedding_width))
@@ -251,8 +252,7 @@ class SelfAttention(keras.layers.Layer):
     ) -> tuple[Any, Any]:
         """The attention output of each query over all states, for the arguments of `Block`.
 
-        Returns the rows of the output, float [B*Q, H] or [N, H], and the attention probabilities, float [B, A, Q, S], before
-        dropout.
+        Returns the rows of the output, float [B*Q, H] or [N, H], and the probabilities before dropout, float [B, A, Q, S].
         """
         batch, asked, length = _sizes(queries, states, scores_mask)
         rows, asked_rows = _rows(states), _rows(queries)

@@ -37,9 +37,11 @@ from bert_keras.tasks.commands.flags import (
     start_strategy,
     task_settings,
 )
+from bert_keras.tasks.commands.inspection import explainer, show_explanation
 from bert_keras.tasks.data.squad import is_squad_file
 from bert_keras.tasks.data.tables import FORMATS_NOTES, STANDARD_INPUT
 from bert_keras.tasks.hparams import Hparams, hparams_of
+from bert_keras.tasks.inspection.offers import METHODS
 from bert_keras.tasks.options import ColumnOptions, InferenceOptions, TrainedOptions
 
 CHUNK = 4096  # examples that `predict` holds at a time
@@ -323,6 +325,14 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
         help="questions in SQuAD's .json: write {id: answer} to this file, as the official scripts read it, and for SQuAD 2.0 "
         f"{NULL_ODDS} beside it",
     )
+    add(
+        "--explain",
+        nargs="?",
+        const=METHODS[0],
+        choices=METHODS,
+        metavar="METHOD",
+        help=f"score the words that decided each answer: {' or '.join(METHODS)} (default: {METHODS[0]})",
+    )
     add_flags(parser, InferenceOptions, only=("batch_size",))
     add_strategy(parser, trains=False)
     add_flags(parser, InferenceOptions, only=("precision",))
@@ -335,9 +345,10 @@ def _run_predict(args: argparse.Namespace) -> None:
     start_strategy(args.strategy, deterministic=False)
     run = model_of(args)
     run = dataclasses.replace(run, task=adjusted(run.task, args))
-    files = _official_files(run.task, args)
+    files, explain = _official_files(run.task, args), explainer(run, args.explain)
     as_table = (args.format or ("table" if sys.stdout.isatty() else "jsonl")) == "table"
     shown: list[dict[str, str]] = []
+    explanations: list[Any] = []
     written: dict[str, dict[str, Any]] = {name: {} for name in files}
     quoting = {
         name: value for name, value in given_settings(args, ColumnOptions).items() if name == "quoting"
@@ -347,14 +358,19 @@ def _run_predict(args: argparse.Namespace) -> None:
         for example, record in records(run, examples, batch_size=batch_size, progress=advance):
             for name, content in written.items():
                 content[example["id"]] = record[name]
+            found = explain(example)
             if as_table:
                 shown.append(run.task.show(example, record))
+                explanations += found
             else:
-                print(as_json(example | record, ensure_ascii=False))
+                told = {"explanations": [one.to_json() for one in found]} if args.explain else {}
+                print(as_json(example | record | told, ensure_ascii=False))
     for name, file in files.items():
         write_json(file, written[name])
     if shown:
         table(tuple(shown[0]), [tuple(cells.values()) for cells in shown])
+    for one in explanations:
+        show_explanation(one)
 
 
 def _official_files(task: Any, args: argparse.Namespace) -> dict[str, pathlib.Path]:

@@ -43,7 +43,7 @@ class ModelReport:
         return render("report.html", **self.content, sections=self.sections)
 
     def _repr_html_(self) -> str:
-        return render("frame.html", title=self.content["title"], page=self.page())
+        return render("frame.html", title=self.content["title"], page=self.page(), height=670)
 
     def write(self, folder: pathlib.Path) -> None:
         """Writes the three files into a folder that is there."""

@@ -30,6 +30,13 @@ def has_head(problem: Problem | type[Problem], checkpoint: checkpoints.Checkpoin
     return problem.head in checkpoint.parts and choose_architecture(checkpoint) not in unlike
 
 
+def own_kind(checkpoint: checkpoints.Checkpoint) -> type[Task] | None:
+    """The class of the task that a checkpoint's own head was trained for; None for a checkpoint without a head."""
+    architecture, kinds = choose_architecture(checkpoint), TASKS.values()
+    named = (kind for kind in kinds if architecture in kind.architectures and kind.head in checkpoint.parts)
+    return next(named, None)
+
+
 def own_task(checkpoint: checkpoints.Checkpoint, source: Source | None = None, **options: Any) -> Task:
     """The task that a checkpoint's own head was trained for.
 
@@ -38,9 +45,7 @@ def own_task(checkpoint: checkpoints.Checkpoint, source: Source | None = None, *
 
     Raises BertKerasError for a checkpoint without a head, and for an option that its task does not have.
     """
-    architecture, kinds = choose_architecture(checkpoint), TASKS.values()
-    named = (kind for kind in kinds if architecture in kind.architectures and kind.head in checkpoint.parts)
-    kind = next(named, None)
+    kind = own_kind(checkpoint)
     if kind is None:
         raise BertKerasError(
             f"{checkpoint.prefix}the checkpoint has no head, so it predicts nothing; use bert_keras.load_encoder(checkpoint) for "
