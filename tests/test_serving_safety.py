@@ -14,6 +14,7 @@ from runs import ROOT, texts, write_checkpoint
 
 from bert_keras.savedmodels import reload
 from bert_keras.savedmodels.export import check_ops, foreign_ops, ops_of, sample_inputs, save, servable_of
+from bert_keras.savedmodels.verify import BOUNDS, EXTRA
 from bert_keras.tasks.batches import predict
 from bert_keras.tasks.task import model_inputs, with_label_names
 
@@ -146,6 +147,13 @@ def test_spans_are_bytes_and_characters_of_the_text(asked):
                 assert piece == (cut_again if a >= 0 else "")
                 found += a >= 0
     assert found > 100
+
+
+def test_scores_have_their_bounds_beside_them(asked):
+    files = {case: asked[case]["wanted"]["folder"] / EXTRA / BOUNDS for case in CASES}
+    assert {case: json.loads(file.read_text()) for case, file in files.items() if file.is_file()} == {
+        "Regression": [0.0, 5.0]
+    }
 
 
 def test_no_string_crashes_the_process(case):
