@@ -224,17 +224,16 @@ def feature_batches(
     if y is None or class_weight is not None:
         wrong = "features were given without labels" if y is None else "class_weight applies to texts"
         raise BertKerasError(f"{wrong}; give features with labels (y) and, if you like, sample_weight.")
-    weights = {} if sample_weight is None else {SAMPLE_WEIGHT: np.asarray(sample_weight, np.float32)}
-    features, labels = {name: np.asarray(array) for name, array in x.items()}, np.asarray(y)
-    if labels.dtype.kind not in "biuf":
+    arrays = {**x, "labels": y} | ({} if sample_weight is None else {SAMPLE_WEIGHT: sample_weight})
+    arrays = {name: np.asarray(array) for name, array in arrays.items()}
+    if arrays["labels"].dtype.kind not in "biuf":
         raise BertKerasError("labels beside features are no numbers; give ids of classes, or scores.")
-    counts = {name: len(array) for name, array in (features | {"labels": labels} | weights).items()}
-    if len({*counts.values()}) > 1:
-        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+    if len({len(array) for array in arrays.values()}) > 1:
+        listed = ", ".join(f"{name} {len(array)}" for name, array in arrays.items())
         raise BertKerasError(f"the arrays have unequal lengths ({listed}); give one row for each text.")
-    count, parts = counts["labels"], (features, labels, *weights.values())
-    data = tf.data.Dataset.from_tensor_slices(parts)
-    data = data if seed is None else data.shuffle(count, seed=seed)
+    features = {name: arrays.pop(name) for name in x}
+    data = tf.data.Dataset.from_tensor_slices((features, *arrays.values()))
+    data = data if seed is None else data.shuffle(len(data), seed=seed)
     return data.batch(get_batch_size(batch_size))
 
 
