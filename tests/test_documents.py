@@ -27,6 +27,7 @@ DOCUMENTS = [
 RUN_ELSEWHERE = {
     "docs/migrate.md": "test_migrate.py",
     "docs/features.md": "test_frozen_features.py",
+    "docs/look_inside.md": "test_inspection.py",
     "docs/scale.md": "test_multiworker.py",
     "docs/text_models.md": "test_text_models.py",
     "docs/your_own_task.md": "test_your_own_task.py",

@@ -3,13 +3,14 @@
 import dataclasses
 import json
 import random
+import re
 import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from browser import check_accessible, errors_of, requests_of, sideways, visit
-from runs import run_command, texts, write_checkpoint, write_distilbert, write_roberta
+from runs import ROOT, run_command, texts, write_checkpoint, write_distilbert, write_roberta
 from string_tasks import TASKS
 
 import bert_keras as bk
@@ -354,7 +355,17 @@ def test_a_page_without_scripts_has_the_strongest_weights(pages, browser):
 
 
 # -----------------------------------------------------------------------------------------------------------
-# Commands
+# The document, and commands
+
+
+def test_the_python_of_the_document_runs(sst2, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "sst2").symlink_to(sst2.run)
+    page, names = (ROOT / "docs" / "look_inside.md").read_text(), {}
+    for block in re.findall(r"(?ms)^```python\n(.*?)^```$", page):
+        exec(compile(block, "look_inside.md", "exec"), names)
+    assert (tmp_path / "journey.html").exists() and (tmp_path / "why.html").exists()
 
 
 def test_commands(sst2, tmp_path, capfd):

@@ -99,6 +99,8 @@ def attention(model: Any, text: str, second: str | None = None) -> Attention:
 
     The weights are the encoder's own softmax probabilities, at inference. A text is read as the model reads it for a prediction,
     other numbers of texts as one sequence. Of a text in windows, the first window is read, and `note` says so.
+    Returns `tokens`, `weights`, float32 [L, H, S, S], and `note`; `save(path, layer=..., head=...)` writes a picture, .png or
+    .svg, or a page to explore, .html, which a notebook shows.
     Raises BertKerasError for an ensemble, and for an encoder of your own without attention probabilities.
     """
     run = one_run(model)

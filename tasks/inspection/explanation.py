@@ -111,6 +111,8 @@ def explain(
     Scores are those of the word embeddings, before positions and types are added. The baseline has the embedding of [PAD] for
     each token of the text; [CLS], [SEP] and [MASK] stay. The first answer is explained, and further labels, entities and masks in
     `rest`. Of a text in windows, the answer's window is read, and `note` says so.
+    Returns `words` and `scores`, `tokens` and `token_scores`, `answer`, `logit`, `baseline_logit`, `completeness_error` and
+    `rest`; `save(path)` writes a page, .html, which a notebook shows.
     Raises BertKerasError for an ensemble, a task without such a logit, a text without tokens and one without an answer.
     """
     run = one_run(model)
