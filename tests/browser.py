@@ -71,11 +71,9 @@ RULES = ("wcag2a", "wcag2aa", "wcag21aa", "best-practice")
 
 def check_accessible(browser: Any, *, rules: Sequence[str] = RULES) -> None:
     """Fails with the rules of axe-core that the open page breaks, which must have scripts on; skips without axe-core."""
-    found = importlib.util.find_spec(
-        "axe_playwright_python"
-    )  # its file alone: we drive Chromium with selenium
+    found = importlib.util.find_spec("axe_core_python")  # its file alone: we drive Chromium with selenium
     if found is None or found.origin is None:
-        pytest.skip("no axe-core: install the `test` extra, which has axe-playwright-python")
+        pytest.skip("no axe-core: install the `test` extra, which has axe-core-python")
     browser.execute_script(Path(found.origin).with_name("axe.min.js").read_text(encoding="utf-8"))
     broken = browser.execute_async_script(
         "const done = arguments[1];"
