@@ -64,7 +64,7 @@ def errors_by_length(judged: Judged) -> Iterator[Table]:
         )
     error = "share of errors" if np.isin(judged.right, (0, 1)).all() else "mean error"
     about = (
-        f"Each bar is the {error} of texts of that length, 0 to 1; the dark line is its 95 % interval. Bars whose lines do not "
+        f"Each bar is the {error} of texts of that length, 0 to 1; the thin line is its 95 % interval. Bars whose lines do not "
         "overlap differ."
     )
     yield Table("Errors by length", ("length", error, "from", "to", "examples"), rows, "bars", about)
