@@ -26,6 +26,7 @@ DOCUMENTS = [
 # The documents whose Python another test runs, and that test's file.
 RUN_ELSEWHERE = {
     "docs/migrate.md": "test_migrate.py",
+    "docs/report.md": "test_reports_of_runs.py",
     "docs/features.md": "test_frozen_features.py",
     "docs/look_inside.md": "test_inspection.py",
     "docs/scale.md": "test_multiworker.py",

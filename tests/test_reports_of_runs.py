@@ -1,11 +1,11 @@
 """The ways to a report: finetune, evaluate --report and --compare, and TextModel.report, which finds planted label errors."""
 
 import json
+import re
 import shutil
 
-import numpy as np
 import pytest
-from runs import command, run_command, texts
+from runs import ROOT, command, run_command
 from small_tasks import CASES
 from small_tasks import command as training
 
@@ -94,27 +94,23 @@ def test_flags_of_a_report_are_refused_before_any_prediction(sst2, tmp_path, cap
 
 
 @pytest.mark.long
-def test_planted_label_errors_are_the_most_confident_mistakes(tiny, tmp_path):
-    given = [text for text in texts(600, seed=3) if ("good" in text.split()) != ("bad" in text.split())]
-    labels = np.array(["good" if "good" in text.split() else "bad" for text in given])
-    planted = np.random.default_rng(0).choice(len(given), 6, replace=False)
-    labels[planted] = np.where(labels[planted] == "good", "bad", "good")
-    model = bk.classifier(tiny, ["bad", "good"])
-    model.compile(learning_rate=3e-3)
-    model.fit(given, labels, batch_size=8, epochs=3, verbose=0)
-    report = model.report(given, labels, tmp_path / "report")
-    (mistakes,) = report.sections["Mistakes"]
-    assert {*map(str, planted)} <= {row[0] for row in mistakes.rows[:8]}
+def test_planted_label_errors_are_the_most_confident_mistakes(tiny, tmp_path, monkeypatch):
+    """The code of docs/report.md, with a larger learning rate: the small model has random weights."""
+    (code,) = re.findall(r"(?ms)^```python\n(.*?)^```$", (ROOT / "docs" / "report.md").read_text())
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny, "minilm")
+    exec(code.replace("learning_rate=1e-4", "learning_rate=3e-3"), given := {})
+    assert sorted(given["found"]) == sorted(given["planted"])
+    model, report, labelled = given["model"], given["report"], (given["texts"], given["labels"])
     losses = report.sections["Training"][0].rows
-    assert [row[0] for row in losses] == [1, 2, 3] and losses[0][1] > losses[2][1]
+    assert [row[0] for row in losses] == [1, 2, 3, 4] and losses[0][1] > losses[3][1]
     assert content(tmp_path / "report")["measures"] == report.content["measures"]
     assert report._repr_html_().startswith("<iframe") and "<h1>" not in report._repr_html_()
-    other = model.report(given, labels, compare=bk.classifier(tiny, ["bad", "good"])).content["comparison"]
+    other = model.report(*labelled, compare=bk.classifier(tiny, ["bad", "good"])).content["comparison"]
     assert (
         other["low"] > 0 and other["p_value"] < 0.01 and other["models"] == ["this model", "the other model"]
     )
     with pytest.raises(BertKerasError, match="the other model has another labels: a, b, not bad, good"):
-        model.report(given, labels, compare=bk.classifier(tiny, ["a", "b"]))
+        model.report(*labelled, compare=bk.classifier(tiny, ["a", "b"]))
     with pytest.raises(BertKerasError, match="not empty"):
-        model.report(given, labels, tmp_path / "report")
-    shutil.rmtree(tmp_path / "report")
+        model.report(*labelled, "report")

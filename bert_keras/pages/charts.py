@@ -103,7 +103,7 @@ def _dots(axes: Any, table: Drawable) -> None:
         axes.plot(values, places, shape, color=color, markersize=6, label=table.columns[i])
     axes.set_yticks(places, [_short(row[0]) for row in table.rows])
     low, high = axes.get_xlim()
-    axes.set_xlim(min(0, low), high)
+    axes.set_xlim(min(0, low), high + 0.03 * (high - min(0, low)))
     axes.invert_yaxis()
     axes.legend(
         fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.12 * 6 / len(places)), ncols=len(drawn)

@@ -39,7 +39,12 @@ def learning_curves(history: Sequence[Mapping[str, float]]) -> Iterator[Table]:
     ):
         rows = [(i + 1, *(epoch.get(name) for name in chosen)) for i, epoch in enumerate(history)]
         if chosen and rows:
-            yield Table(title, ("epoch", *(told[name] for name in chosen)), rows, "lines", about)
+            yield Table(title, ("epoch", *(told[name] for name in chosen)), rows, _lines(rows), about)
+
+
+def _lines(rows: Sequence[object]) -> str:
+    """The chart of lines, which one point does not make."""
+    return "lines" if len(rows) > 1 else ""
 
 
 def errors_by_length(judged: Judged) -> Iterator[Table]:
@@ -64,7 +69,7 @@ def errors_by_length(judged: Judged) -> Iterator[Table]:
         )
     error = "share of errors" if np.isin(judged.right, (0, 1)).all() else "mean error"
     about = (
-        f"Each bar is the {error} of texts of that length, 0 to 1; the dark line is its 95 % interval. Bars whose lines do not "
+        f"Each bar is the {error} of texts of that length, 0 to 1; the thin line is its 95 % interval. Bars whose lines do not "
         "overlap differ."
     )
     yield Table("Errors by length", ("length", error, "from", "to", "examples"), rows, "bars", about)
@@ -89,14 +94,18 @@ def calibration(judged: Judged) -> Iterator[Table]:
         f"model is too sure. The expected calibration error, the mean distance from this line, is {error:.4f}."
     )
     yield Table(
-        "Confidence and truth", ("confidence", "right", "as sure as right", "examples"), rows, "lines", about
+        "Confidence and truth",
+        ("confidence", "right", "as sure as right", "examples"),
+        rows,
+        _lines(rows),
+        about,
     )
 
 
 def mistakes(judged: Judged) -> Iterator[Table]:
-    """Yields the most confident mistakes; without confidence, the largest errors."""
+    """Yields the most confident mistakes, partly right ones further down; without confidence, the largest errors."""
     wrong = np.flatnonzero(judged.right < 1)
-    sure = judged.confidence if judged.confidence is not None else 1 - judged.right
+    sure = (1 - judged.right) * (1 if judged.confidence is None else judged.confidence)
     worst = wrong[np.argsort(-sure[wrong], kind="stable")][:SHOWN]
     if not len(worst):
         return

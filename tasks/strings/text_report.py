@@ -60,7 +60,7 @@ class Reported:
             problem,
             predictions,
             raw,
-            name=problem.name,
+            name=problem.kind,
             model="this model",
             split="the given texts",
             history=_by_epoch(getattr(self, "history", None)),
