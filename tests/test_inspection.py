@@ -101,7 +101,7 @@ def test_every_string_model_shows_its_attention_and_explains_its_answer(title, f
     first = [" ".join(one) if title == "tags" else one for one in first]
     assert bk.attention(made, *(one if isinstance(one, str) else one[0] for one in first)).weights.size
     example = dict(zip(made.problem.signature(), first, strict=True))
-    explained = explain_example(made.as_run(), example)
+    explained = explain_example(made.as_run(), example, steps=32)
     assert explained or title in ("labels", "tags")
     for one in explained:
         assert one.completeness_error < 0.01 and len(one.words) == len(one.scores)
@@ -164,17 +164,20 @@ def test_scores_are_those_of_a_plain_loop_in_float64(folder):
     text, baseline = tf.gather(table, ids), tf.gather(table, [[2] + [0] * (ids.shape[1] - 2) + [3]])
     column, total = model.labels.index(found.answer), 0.0
     embeddings, head = encoder.embeddings, model.network.layers[-1]
-    for i in range(500):
-        point = baseline + (i + 0.5) / 500 * (text - baseline)
+
+    @tf.function(autograph=False)
+    def gradient(point):
         with tf.GradientTape() as tape:
             tape.watch(point)
-            states = embeddings.norm(
-                point + embeddings.position_embeddings[: ids.shape[1]] + embeddings.type_embeddings[0]
-            )
+            places = embeddings.position_embeddings[: ids.shape[1]]
+            states = embeddings.norm(point + places + embeddings.type_embeddings[0])
             for block in encoder.blocks:
                 states, _ = block(states, states, tf.zeros((1, 1, 1, ids.shape[1]), "float64"))
             logit = head(tf.tanh(encoder.pooler(states[:, 0])))[0, column]
-        total += tape.gradient(logit, point) / 500
+        return tape.gradient(logit, point)
+
+    for i in range(500):
+        total += gradient(baseline + (i + 0.5) / 500 * (text - baseline)) / 500
     scores = tf.reduce_sum((text - baseline) * total, axis=-1)[0]
     np.testing.assert_allclose(found.token_scores, scores, atol=1e-5 * np.abs(scores).max())
 
@@ -297,7 +300,7 @@ def test_pictures(name, model, tmp_path):
 
 def test_a_page_of_144_heads_over_128_tokens_is_under_two_megabytes(tmp_path):
     logits = np.random.default_rng(0).normal(size=(12, 12, 128, 128)).astype(np.float32)
-    weights = np.exp(2 * logits) / np.exp(2 * logits).sum(axis=-1, keepdims=True)
+    weights = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
     Attention(tokens=("token",) * 128, weights=weights).save(tmp_path / "a.html")
     assert (tmp_path / "a.html").stat().st_size < 2_000_000
 
