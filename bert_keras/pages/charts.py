@@ -27,7 +27,6 @@ NAME = 28  # letters of a name beside a row
 _RC: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: it takes the page's font, and can be searched
     "text.parse_math": False,  # a label may have two dollars
-    "svg.hashsalt": "bert_keras",  # equal tables have equal charts
     "font.size": 11,
     "text.color": INK,
     "axes.labelcolor": INK,
@@ -155,7 +154,8 @@ def draw(table: Drawable) -> Markup:
     from matplotlib.figure import Figure
 
     plot, height = CHARTS[table.chart]
-    with matplotlib.rc_context(_RC), warnings.catch_warnings():
+    # Equal tables have equal charts, and others other ids: a page has many charts.
+    with matplotlib.rc_context(_RC | {"svg.hashsalt": repr(table)}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # the page has a font for it
         figure = Figure(figsize=(7, height(len(table.rows))))
         figure.patch.set_alpha(0)
@@ -175,6 +175,7 @@ def _for_page(svg: str, title: str) -> str:
     for color, name in _STAND_INS.items():
         svg = svg.replace(color, f"var({name})")
     svg = re.sub(r"<style .*?</style>", "", svg, flags=re.DOTALL)  # it would hold for the whole page
+    svg = re.sub(r'<g id="[^"]*">', "<g>", svg)  # "axes_1" in every chart
     svg = re.sub(r"font-family: [^;\"]*", "font-family: inherit", svg)
     svg = re.sub(r' (?:width|height)="[0-9.]+pt"', "", svg, count=2)
     return f'<svg role="img" aria-label="{escape(title)}"{svg[len("<svg") :]}'
