@@ -92,6 +92,7 @@ def test_weights_are_those_of_transformers(family, tmp_path):
     np.testing.assert_allclose(bk.attention(model, TEXT).weights, wanted, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("title", TASKS)
 def test_every_string_model_shows_its_attention_and_explains_its_answer(title, folder):
     make, given, _ = TASKS[title]
