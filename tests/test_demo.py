@@ -131,7 +131,7 @@ def test_a_folder_that_another_process_completed_is_not_downloaded_again(
 
 def test_a_wrong_seed_is_refused_before_the_download(tmp_path, downloads, capfd):
     code, _, err = runs.run_command(capfd, "demo", "--seed", "-1", "--work", tmp_path / "work")
-    assert code == 1 and "seed is -1; seed must be a whole number of at least 0" in err
+    assert code == 1 and "--seed is -1; --seed must be a whole number of at least 0" in err
     assert not downloads and not (tmp_path / "work").exists()
 
 

@@ -151,7 +151,7 @@ def test_command(tmp_path, capfd):
     code, out, err = runs.run_command(capfd, "plan", "--size", "tiny", "--devices", "8")
     assert code == 0 and "32 tokens" not in out and "900,000" in out and "activations" in out, err
     code, _, err = runs.run_command(capfd, "plan", "--devices", "0")
-    assert code == 1 and "devices is 0; devices must be a whole number of at least 1" in err
+    assert code == 1 and "--devices is 0; --devices must be a whole number of at least 1" in err
     again = "--seq-length 32 --steps 10 --batch-size 8 --micro-batch 2 --rematerialize --json".split()
     code, out, err = runs.run_command(capfd, "plan", "--checkpoint", tmp_path, *again)
     assert code == 0, err

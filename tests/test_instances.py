@@ -580,7 +580,7 @@ def test_command(tmp_path, command, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
-        (("--seed", "-1"), 1, "seed is -1; seed must be a whole number of at least 0"),
+        (("--seed", "-1"), 1, "--seed is -1; --seed must be a whole number of at least 0"),
         (("--workers", "-1"), 1, "workers is -1; give a number of processes, 1 or more"),
         (("--workers", "0"), 1, "workers is 0; give a number of processes, 1 or more"),
         (("--num-layers", "2"), 2, "unrecognized arguments: --num-layers"),

@@ -363,7 +363,9 @@ def held(tmp_path_factory):
 def measured(capfd, *arguments):
     code, out, err = runs.run_command(capfd, "evaluate", "--json", *arguments)
     assert code == 0, err
-    return json.loads(out), err
+    content = json.loads(out)
+    assert [*content.pop("tables")] == [*content]
+    return content, err
 
 
 @pytest.mark.long

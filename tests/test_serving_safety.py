@@ -66,8 +66,8 @@ def asked(request, tmp_path_factory) -> dict[str, dict]:
             "section": section(case, servable.signatures()),
             "folder": folder / "else where" / case,
         }
-    specs = (getattr(item, "callspec", None) for item in request.session.items)
-    chosen = {*CASES} - {*ALIKE} | {spec.params.get("case") for spec in specs if spec}
+    own = (item for item in request.session.items if item.path == request.path)
+    chosen = {*CASES} - {*ALIKE} | {item.callspec.params.get("case") for item in own if hasattr(item, "callspec")}
     (folder / "written").rename(folder / "else where")  # nothing is where it was written
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("fresh_process.py")), str(ROOT / "savedmodels")],

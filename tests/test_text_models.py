@@ -737,4 +737,4 @@ def test_the_blocks_of_the_document_run(checkpoint, tmp_path, monkeypatch, capfd
     names: dict = {}
     for block in blocks:
         exec(block, names)
-    assert len(blocks) == 5 and "tf.Tensor" in capfd.readouterr().out
+    assert len(blocks) == 6 and "tf.Tensor" in capfd.readouterr().out
