@@ -161,13 +161,11 @@ def list_errors(
     count: the number of examples; None is N
     """
     rows = [(*describe(i), float(confidence[i])) for i in most_confident(wrong, confidence)]
-    title = (
-        f"the most confident of {len(wrong)} errors in {len(confidence) if count is None else count} examples"
-    )
+    of = len(confidence) if count is None else count
     if rows:
-        yield Table(title, tuple(columns), rows)
+        yield Table(f"the most confident of {len(wrong)} errors in {of} examples", tuple(columns), rows)
 
 
-def most_confident(rows: np.ndarray, confidence: np.ndarray) -> np.ndarray:
-    """The ERRORS_SHOWN rows with the highest confidence, in falling order. rows: int [E]; confidence: [N]."""
-    return rows[np.argsort(-confidence[rows], kind="stable")][:ERRORS_SHOWN]
+def most_confident(rows: np.ndarray, confidence: np.ndarray, count: int = ERRORS_SHOWN) -> np.ndarray:
+    """The `count` rows with the highest confidence, in falling order. rows: int [E]; confidence: [N]."""
+    return rows[np.argsort(-confidence[rows], kind="stable")][:count]

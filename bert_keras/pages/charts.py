@@ -13,15 +13,9 @@ from typing import Any, Protocol
 from markupsafe import Markup, escape
 
 # A color that matplotlib draws -> the variable of style.css that takes its place.
-_STAND_INS = {
-    "#010101": "--ink",
-    "#020202": "--line",
-    "#030303": "--ground",
-    "#040404": "--quiet",
-    **{f"#0500{i:02d}": f"--series-{i}" for i in range(1, 7)},
-}
-INK, LINE, GROUND, QUIET = (f"#0{i}0{i}0{i}" for i in range(1, 5))
-SERIES = tuple(f"#0500{i:02d}" for i in range(1, 7))
+_VARIABLES = ("ink", "line", "quiet", *(f"series-{i}" for i in range(1, 7)))
+_STAND_INS = {f"#0{i}0{i}0{i}": f"--{name}" for i, name in enumerate(_VARIABLES, start=1)}
+INK, LINE, QUIET, *SERIES = _STAND_INS
 SHAPES = "osD^vP"  # of marks
 NAME = 28  # letters of a name beside a row
 _RC: dict[Any, Any] = {
@@ -52,17 +46,17 @@ class Drawable(Protocol):
     chart: str
 
 
-def _short(name: Any) -> str:
-    """A name for the side of a chart."""
+def shorten(name: Any, longest: int = NAME) -> str:
+    """A name, cut to so many letters, for the side of a chart."""
     text = str(name)
-    return text if len(text) <= NAME else f"{text[: NAME - 1]}…"
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def _bars(axes: Any, table: Drawable) -> None:
     """A bar for each row: the first column names it, the second is its length; a third and fourth are the ends of an interval."""
     places, values = range(len(table.rows)), [row[1] for row in table.rows]
     axes.barh(places, values, color=SERIES[0], height=0.6)
-    axes.set_yticks(places, [_short(row[0]) for row in table.rows])  # two rows may have one name
+    axes.set_yticks(places, [shorten(row[0]) for row in table.rows])  # two rows may have one name
     if len(table.columns) >= 4:
         low, high = ([row[i] for row in table.rows] for i in (2, 3))
         axes.hlines(places, low, high, color=INK, linewidth=2)
@@ -78,14 +72,10 @@ def _lines(axes: Any, table: Drawable) -> None:
             continue
         points = [(row[0], row[i + 1]) for row in table.rows if row[i + 1] is not None]
         if points:
-            style = ("-", "--", "-.", ":")[i % 4]  # no line is known by its color alone
-            axes.plot(
-                *zip(*points, strict=True),
-                f"{SHAPES[i % len(SHAPES)]}{style}",
-                color=SERIES[i % len(SERIES)],
-                markersize=4,
-                label=name,
-            )
+            # No line is known by its color alone.
+            style = SHAPES[i % len(SHAPES)] + ("-", "--", "-.", ":")[i % 4]
+            color = SERIES[i % len(SERIES)]
+            axes.plot(*zip(*points, strict=True), style, color=color, markersize=4, label=name)
     axes.set_xlabel(table.columns[0])
     if all(isinstance(row[0], int) for row in table.rows):
         axes.xaxis.get_major_locator().set_params(integer=True)
@@ -100,25 +90,18 @@ def _dots(axes: Any, table: Drawable) -> None:
         values = [row[i] for row in table.rows]
         color, shape = SERIES[series % len(SERIES)], SHAPES[series % len(SHAPES)]
         axes.plot(values, places, shape, color=color, markersize=6, label=table.columns[i])
-    axes.set_yticks(places, [_short(row[0]) for row in table.rows])
+    axes.set_yticks(places, [shorten(row[0]) for row in table.rows])
     low, high = axes.get_xlim()
     axes.set_xlim(min(0, low), high + 0.03 * (high - min(0, low)))
     axes.invert_yaxis()
-    axes.legend(
-        fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.12 * 6 / len(places)), ncols=len(drawn)
-    )
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12 * 6 / len(places)), "ncols": len(drawn)}
+    axes.legend(fontsize="small", **below)
 
 
 def _scatter(axes: Any, table: Drawable) -> None:
     """A point for each row: the first column along x, the second along y."""
-    axes.plot(
-        [row[0] for row in table.rows],
-        [row[1] for row in table.rows],
-        "o",
-        color=SERIES[0],
-        markersize=4,
-        alpha=0.6,
-    )
+    x, y = ([row[i] for row in table.rows] for i in (0, 1))
+    axes.plot(x, y, "o", color=SERIES[0], markersize=4, alpha=0.6)
     axes.set(xlabel=table.columns[0], ylabel=table.columns[1])
 
 
@@ -127,13 +110,12 @@ def _heat(axes: Any, table: Drawable) -> None:
     for y, row in enumerate(table.rows):
         total = sum(row[1:]) or 1
         for x, value in enumerate(row[1:]):
-            axes.fill_between(
-                [x - 0.5, x + 0.5], y - 0.5, y + 0.5, color=SERIES[0], alpha=0.5 * value / total, linewidth=0
-            )
+            shade = {"color": SERIES[0], "alpha": 0.5 * value / total, "linewidth": 0}
+            axes.fill_between([x - 0.5, x + 0.5], y - 0.5, y + 0.5, **shade)
             axes.text(x, y, f"{value:g}", ha="center", va="center", fontsize=min(11, 110 / len(row)))
-    names = [_short(name) for name in table.columns[1:]]
+    names = [shorten(name) for name in table.columns[1:]]
     axes.set_xticks(range(len(names)), names, rotation=0 if max(map(len, names)) * len(names) < 60 else 60)
-    axes.set_yticks(range(len(table.rows)), [_short(row[0]) for row in table.rows])
+    axes.set_yticks(range(len(table.rows)), [shorten(row[0]) for row in table.rows])
     axes.set(xlim=(-0.5, len(names) - 0.5), ylim=(len(table.rows) - 0.5, -0.5))
     axes.grid(visible=False)
 
@@ -163,9 +145,8 @@ def draw(table: Drawable) -> Markup:
         axes.patch.set_alpha(0)
         plot(axes, table)
         file = io.StringIO()
-        figure.savefig(
-            file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
-        )
+        none = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(file, format="svg", metadata=none)
     return Markup(_for_page(file.getvalue(), table.title))  # matplotlib escapes its texts, and we the title
 
 

@@ -208,18 +208,10 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, InferenceOptions, only=("precision",))
     add_flags(parser, TrainedOptions, only=("tau",))
     add("--tau-curve", **PATH, metavar="FILE", help="SQuAD 2.0: draw F1 over tau into this .svg or .png file")
-    add(
-        "--report",
-        **PATH,
-        metavar="FOLDER",
-        help="write a page with intervals, charts and mistakes to this folder, new or empty; of several splits, one each",
-    )
-    add(
-        "--compare",
-        **PATH,
-        metavar="RUN",
-        help="with --report: a second run of the task, on the same examples",
-    )
+    report = "write a page with intervals, charts and mistakes to this folder, new or empty; of several splits, one each"
+    compare = "with --report: a second run of the task, on the same examples"
+    add("--report", **PATH, metavar="FOLDER", help=report)
+    add("--compare", **PATH, metavar="RUN", help=compare)
     add("--json", action="store_true", help="print JSON instead of a table")
 
 
@@ -325,14 +317,8 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
         help="questions in SQuAD's .json: write {id: answer} to this file, as the official scripts read it, and for SQuAD 2.0 "
         f"{NULL_ODDS} beside it",
     )
-    add(
-        "--explain",
-        nargs="?",
-        const=METHODS[0],
-        choices=METHODS,
-        metavar="METHOD",
-        help=f"score the words that decided each answer: {' or '.join(METHODS)} (default: {METHODS[0]})",
-    )
+    explain = f"score the words that decided each answer: {' or '.join(METHODS)} (default: {METHODS[0]})"
+    add("--explain", nargs="?", const=METHODS[0], choices=METHODS, metavar="METHOD", help=explain)
     add_flags(parser, InferenceOptions, only=("batch_size",))
     add_strategy(parser, trains=False)
     add_flags(parser, InferenceOptions, only=("precision",))

@@ -5,7 +5,6 @@ In: a function of rows that gives measures (`Report.resampled`), and the rows of
 
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import numpy as np
 import scipy.stats
@@ -18,39 +17,29 @@ LEAST = 100
 Measure = Callable[[np.ndarray], Mapping[str, float]]
 
 
-class Interval(NamedTuple):
-    """The ends of an interval that holds LEVEL of the resamples."""
-
-    low: float
-    high: float
-
-
-def resample(measure: Measure, rows: np.ndarray, *, count: int = RESAMPLES) -> dict[str, np.ndarray]:
+def resample(measure: Measure, rows: np.ndarray) -> dict[str, np.ndarray]:
     """The measures of random samples of examples, as many as there are, with replacement: float64 [R] by name.
 
     rows: int [N], the examples to draw from; an example is drawn with all its windows, words and entities
-    count: R; fewer, and at least LEAST, if they take more than SECONDS
+    R is RESAMPLES; fewer, and at least LEAST, if they take more than SECONDS
 
     Source: Efron and Tibshirani 1993, chapter 13, the percentile method.
     """
     draw, end, found = np.random.default_rng(SEED), time.monotonic() + SECONDS, list[Mapping[str, float]]()
-    while len(found) < count and (len(found) < LEAST or time.monotonic() < end):
+    while len(found) < RESAMPLES and (len(found) < LEAST or time.monotonic() < end):
         found.append(measure(draw.choice(rows, len(rows))))
     # A measure of a group, such as the questions without an answer, is missing where no example of the group was drawn.
     names = dict.fromkeys(name for measures in found for name in measures)
-    return {
-        name: np.array([measures[name] for measures in found if name in measures], np.float64)
-        for name in names
-    }
+    return {name: np.array([one[name] for one in found if name in one], np.float64) for name in names}
 
 
-def interval(samples: np.ndarray) -> Interval:
-    """The middle LEVEL of resampled values [R]."""
-    low, high = np.quantile(samples, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(float(low), float(high))
+def interval(samples: np.ndarray) -> tuple[float, float]:
+    """The low and the high end of the middle LEVEL of resampled values [R]."""
+    low, high = np.quantile(samples, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
+    return low, high
 
 
-def mean_interval(values: np.ndarray) -> Interval:
+def mean_interval(values: np.ndarray) -> tuple[float, float]:
     """The interval of the mean of values [N]."""
     return interval(resample(lambda rows: {"mean": values[rows].mean()}, np.arange(len(values)))["mean"])
 

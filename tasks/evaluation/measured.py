@@ -51,12 +51,12 @@ def measure(name: str, task: Report, predictions: Arrays, raw: Arrays) -> Measur
     values = {key: float(value) for key, value in task.evaluate(predictions, raw)}
     if wrong := [f"{key} is {value}" for key, value in values.items() if not math.isfinite(value)]:
         raise BertKerasError(f"{wrong[0]}: a prediction is not a finite number; train again.")
-    judged, everything = task.judge(predictions, raw), np.arange(len(next(iter(raw.values()))))
+    judged, rows = task.judge(predictions, raw), np.arange(len(next(iter(raw.values()))))
     if judged is not None:
+        rows = judged.rows
         texts = {name: [*map(visible, column)] for name, column in judged.texts.items()}
         gold, predicted = ([*map(visible, names)] for names in (judged.gold, judged.predicted))
         judged = dataclasses.replace(judged, texts=texts, gold=gold, predicted=predicted)
-    rows = everything if judged is None else judged.rows
     of_rows = task.resampled(predictions, raw)
     counted = of_rows(rows)
     if {*counted} != {*values} or not all(
@@ -77,20 +77,13 @@ def compare(first: Measured, second: Measured) -> tuple[dict[str, Any], list[Tab
         return {main: first.of_rows(rows)[main] - second.of_rows(rows)[main]}
 
     value, (low, high) = difference(first.rows)[main], interval(resample(difference, first.rows)[main])
-    found: dict[str, Any] = {
-        "models": [*names],
-        "measure": main,
-        "difference": value,
-        "low": low,
-        "high": high,
-    }
+    found: dict[str, Any] = dict(models=[*names], measure=main, difference=value, low=low, high=high)
     differ, test, shown = low > 0 or high < 0, f"paired bootstrap, {RESAMPLES:,} resamples", list[Table]()
     if first.judged is not None and second.judged is not None:
         shown = [*tables.differences(first.judged, second.judged, names)]
         counts = [row[1] for row in shown[0].rows]
-        found["counts"] = dict(
-            zip(("both right", "first better", "second better", "both wrong"), counts, strict=True)
-        )
+        of = ("both right", "first better", "second better", "both wrong")
+        found["counts"] = dict(zip(of, counts, strict=True))
         if first.decided and second.decided:
             p_value = found["p_value"] = mcnemar(*counts[1:3])
             test = f"exact McNemar test, p {'< 0.0001' if p_value < 1e-4 else f'= {p_value:.4f}'}"

@@ -8,6 +8,7 @@ import csv
 import dataclasses
 import itertools
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,13 +46,6 @@ class ModelReport:
     def _repr_html_(self) -> str:
         return render("frame.html", title=self.content["title"], page=self.page(), height=670)
 
-    def write(self, folder: pathlib.Path) -> None:
-        """Writes the three files into a folder that is there."""
-        (folder / PAGE).write_text(self.page(), encoding="utf-8")
-        write_json(folder / JSON, self.content)
-        if self.judged is not None:
-            _write_examples(folder / EXAMPLES, self.judged)
-
 
 def write_reports(
     reports: Mapping[str, ModelReport], folder: pathlib.Path, *, existing: Existing = "refuse"
@@ -64,7 +58,10 @@ def write_reports(
         for name, report in reports.items():
             place = new if len(reports) == 1 else new / name
             place.mkdir(exist_ok=True)
-            report.write(place)
+            (place / PAGE).write_text(report.page(), encoding="utf-8")
+            write_json(place / JSON, report.content)
+            if report.judged is not None:
+                _write_examples(place / EXAMPLES, report.judged)
 
 
 def make_report(
@@ -103,8 +100,7 @@ def make_report(
         "Training": tables.learning_curves(history),
         **_tables_of_examples(found.judged, [*own]),
     }
-    shown = {title: [*map(_visible, made)] for title, made in sections.items()}
-    shown = {title: made for title, made in shown.items() if made}
+    shown = {title: cut for title, made in sections.items() if (cut := [*map(_visible, made)])}
     measures = {key: {"value": value, "low": low, "high": high} for key, value, low, high in rows}
     baseline = float(task.baseline(raw))
     content = {
@@ -180,12 +176,8 @@ def _write_examples(path: pathlib.Path, judged: Judged) -> None:
 def _safe_cell(value: Any) -> str:
     """The text of a cell that a spreadsheet does not compute: a quote stands before all but numbers that may open a formula."""
     text = str(value)
-    if not text.lstrip().startswith(
-        ("=", "+", "-", "@", "＝", "＋", "－", "＠")
-    ):  # and their full-width forms
-        return text
     try:
         float(text)
     except ValueError:
-        return f"'{text}"
+        return f"'{text}" if re.match(r"\s*[-=+@＝＋－＠]", text) else text
     return text

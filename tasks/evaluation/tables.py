@@ -9,37 +9,27 @@ from typing import Any
 import numpy as np
 
 from bert_keras.tasks.evaluation.intervals import mean_interval
-from bert_keras.tasks.report import Judged, Table
+from bert_keras.tasks.report import Judged, Table, most_confident
 
 SHOWN = 100  # mistakes on a page
 BINS = 10  # of confidence
 LENGTHS = 6  # groups of lengths
 DEV = "val_"  # opens the names of dev measures in a history
-COUNTS = ("tokens",)  # of a history, no measures
+NO_MEASURES = ("tokens", "learning_rate")  # of a history
 
 
 def learning_curves(history: Sequence[Mapping[str, float]]) -> Iterator[Table]:
     """Yields the losses and the other measures by epoch. history: the values of each epoch by name, the dev split's with DEV."""
-    names = [
-        name for name in dict.fromkeys(name for epoch in history for name in epoch) if name not in COUNTS
-    ]
+    names = dict.fromkeys(name for epoch in history for name in epoch if name not in NO_MEASURES)
     losses = [name for name in names if name.removeprefix(DEV) == "loss"]
-    others = [name for name in names if name not in losses and name != "learning_rate"]
-    told = {
-        name: f"dev {name.removeprefix(DEV)}" if name.startswith(DEV) else f"training {name}"
-        for name in names
-    }
-    for title, chosen, about in (
-        (
-            "Loss by epoch",
-            losses,
-            "The loss is what training lowers. A dev loss that rises again means overfitting.",
-        ),
-        ("Measures by epoch", others, "Each point is a measure after an epoch. The higher, the better."),
-    ):
+    others = [name for name in names if name not in losses]
+    lower = "The loss is what training lowers. A dev loss that rises again means overfitting."
+    higher = "Each point is a measure after an epoch. The higher, the better."
+    for title, chosen, about in (("Loss", losses, lower), ("Measures", others, higher)):
+        parts = [("dev" if name.startswith(DEV) else "training", name.removeprefix(DEV)) for name in chosen]
         rows = [(i + 1, *(epoch.get(name) for name in chosen)) for i, epoch in enumerate(history)]
-        if chosen and rows:
-            yield Table(title, ("epoch", *(told[name] for name in chosen)), rows, _lines(rows), about)
+        if chosen:
+            yield Table(f"{title} by epoch", ("epoch", *map(" ".join, parts)), rows, _lines(rows), about)
 
 
 def _lines(rows: Sequence[object]) -> str:
@@ -59,14 +49,8 @@ def errors_by_length(judged: Judged) -> Iterator[Table]:
         chosen = group == place
         low, high, wrong = words[chosen].min(), words[chosen].max(), 1 - judged.right[chosen]
         name = f"{low} to {high}" if low < high else str(low)
-        rows.append(
-            (
-                f"{name} word{'' if high == 1 else 's'}",
-                float(wrong.mean()),
-                *mean_interval(wrong),
-                int(chosen.sum()),
-            )
-        )
+        name += " word" if high == 1 else " words"
+        rows.append((name, float(wrong.mean()), *mean_interval(wrong), int(chosen.sum())))
     error = "share of errors" if np.isin(judged.right, (0, 1)).all() else "mean error"
     about = (
         f"Each bar is the {error} of texts of that length, 0 to 1; the thin line is its 95 % interval. Bars whose lines do not "
@@ -93,20 +77,15 @@ def calibration(judged: Judged) -> Iterator[Table]:
         "A model that says 0.8 should be right in 8 of 10 cases: points on the line of dashes. Points under it mean that the "
         f"model is too sure. The expected calibration error, the mean distance from this line, is {error:.4f}."
     )
-    yield Table(
-        "Confidence and truth",
-        ("confidence", "right", "as sure as right", "examples"),
-        rows,
-        _lines(rows),
-        about,
-    )
+    columns = ("confidence", "right", "as sure as right", "examples")
+    yield Table("Confidence and truth", columns, rows, _lines(rows), about)
 
 
 def mistakes(judged: Judged) -> Iterator[Table]:
     """Yields the most confident mistakes, partly right ones further down; without confidence, the largest errors."""
     wrong = np.flatnonzero(judged.right < 1)
     sure = (1 - judged.right) * (1 if judged.confidence is None else judged.confidence)
-    worst = wrong[np.argsort(-sure[wrong], kind="stable")][:SHOWN]
+    worst = most_confident(wrong, sure, SHOWN)
     if not len(worst):
         return
     title = "The most confident mistakes" if judged.confidence is not None else "The largest errors"
@@ -114,18 +93,17 @@ def mistakes(judged: Judged) -> Iterator[Table]:
         f"{len(worst)} of {len(wrong)} mistakes. Read them: where the model is sure and right, the label is wrong. "
         "examples.csv has all examples."
     )
-    yield Table(title, _columns(judged), [_row(judged, i) for i in worst], "", about)
+    more = {} if judged.confidence is None else {"confidence": judged.confidence}
+    columns = ("row", *judged.texts, "gold", "predicted", *more)
+    rows = [
+        (*_labelled(judged, i), judged.predicted[i], *(float(one[i]) for one in more.values())) for i in worst
+    ]
+    yield Table(title, columns, rows, about=about)
 
 
-def _columns(judged: Judged) -> tuple[str, ...]:
-    sure = () if judged.confidence is None else ("confidence",)
-    return ("row", *judged.texts, "gold", "predicted", *sure)
-
-
-def _row(judged: Judged, i: Any) -> tuple[object, ...]:
-    texts = (column[i] for column in judged.texts.values())
-    sure = () if judged.confidence is None else (float(judged.confidence[i]),)
-    return (str(judged.rows[i]), *texts, judged.gold[i], judged.predicted[i], *sure)
+def _labelled(judged: Judged, i: Any) -> tuple[str, ...]:
+    """The row, the texts and the label of an example."""
+    return (str(judged.rows[i]), *(column[i] for column in judged.texts.values()), judged.gold[i])
 
 
 def differences(first: Judged, second: Judged, names: tuple[str, str]) -> Iterator[Table]:
@@ -142,13 +120,10 @@ def differences(first: Judged, second: Judged, names: tuple[str, str]) -> Iterat
         ("both wrong", int(((gain == 0) & ~both).sum())),
     ]
     yield Table("Which model has an example right", ("examples", "count"), counts, "bars")
-    for sign, name in ((1, names[0]), (-1, names[1])):
-        rows: Any = np.flatnonzero(sign * gain > 0)
-        rows = rows[np.argsort(-sign * gain[rows], kind="stable")][: SHOWN // 2]
-        columns = ("row", *first.texts, "gold", *names)
-        shown = [
-            (*_row(first, i)[: len(first.texts) + 2], first.predicted[i], second.predicted[i]) for i in rows
-        ]
+    for name, better in zip(names, (gain, -gain), strict=True):
+        rows = np.flatnonzero(better > 0)
+        most = most_confident(rows, better, SHOWN // 2)
+        shown = [(*_labelled(first, i), first.predicted[i], second.predicted[i]) for i in most]
         if shown:
-            about = f"{len(shown)} of {int((sign * gain > 0).sum())} such examples."
-            yield Table(f"{name} is better", columns, shown, "", about)
+            about = f"{len(shown)} of {len(rows)} such examples."
+            yield Table(f"{name} is better", ("row", *first.texts, "gold", *names), shown, about=about)

@@ -97,9 +97,8 @@ def _(problem: Tagging, outputs: np.ndarray, features: Arrays, raw: Raw) -> list
         places = [place for word in inside for place in np.argwhere(features[WORD_INDEX] == word).tolist()]
         if places:
             row = places[0][0]
-            at = tuple(
-                (place, int(labels[features[WORD_INDEX][row, place]])) for r, place in places if r == row
-            )
+            there = [place for r, place in places if r == row]
+            at = tuple((place, int(labels[features[WORD_INDEX][row, place]])) for place in there)
             found.append((score, Answer(f"{text.decode('utf-8', 'replace')} ({label.decode()})", row, at)))
     return [answer for _, answer in sorted(found, key=lambda pair: -pair[0])]
 

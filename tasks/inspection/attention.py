@@ -17,16 +17,9 @@ from bert_keras.io.files import atomic_file
 from bert_keras.io.paths import to_path
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.pages.page import render
+from bert_keras.tasks.inspection import reading
 from bert_keras.tasks.inspection.attention_drawing import draw_head, draw_heads, render_page
 from bert_keras.tasks.inspection.offers import MEASURES, PAGE, PICTURES, check_output
-from bert_keras.tasks.inspection.reading import (
-    count_tokens,
-    one_row,
-    one_run,
-    read_examples,
-    rows_of,
-    token_names,
-)
 from bert_keras.tasks.report import Table
 from bert_keras.tasks.task import Features
 from bert_keras.text.tokenizer import Tokenizer
@@ -103,7 +96,7 @@ def attention(model: Any, text: str, second: str | None = None) -> Attention:
     .svg, or a page to explore, .html, which a notebook shows.
     Raises BertKerasError for an ensemble, and for an encoder of your own without attention probabilities.
     """
-    run = one_run(model)
+    run = reading.one_run(model)
     texts = [one for one in (text, second) if one is not None]
     if wrong := [one for one in texts if not isinstance(one, str)]:
         raise BertKerasError(
@@ -111,17 +104,20 @@ def attention(model: Any, text: str, second: str | None = None) -> Attention:
         )
     signature = run.task.signature()
     if [spec.shape.rank for spec in signature.values()] == [1] * len(texts):
-        features, _ = read_examples(run, {name: [one] for name, one in zip(signature, texts, strict=True)})
+        columns = {name: [one] for name, one in zip(signature, texts, strict=True)}
+        features, _ = reading.read_examples(run, columns)
     else:
         features = run.preprocess(*(tf.constant([one]) for one in texts))
-    rows, tokenizer = rows_of(features), run.preprocess.tokenizer
-    row = one_row(rows, 0)
+    rows, tokenizer = reading.rows_of(features), run.preprocess.tokenizer
+    row = reading.one_row(rows, 0)
     (weights,) = _weights(run.encoder, row)
     windows, length = len(rows[INPUT_MASK]), row[INPUT_MASK].shape[1]
     note = f"the first of {windows} windows of a long text" if windows > 1 else ""
-    if windows == 1 and (total := count_tokens(tokenizer, texts)) > run.preprocess.seq_length:
+    whole = tokenizer.tokenize(tf.constant(texts)).row_lengths()
+    total = int(tf.reduce_sum(whole)) + tokenizer.pair.added(len(texts))
+    if windows == 1 and total > run.preprocess.seq_length:
         note = f"a text of {total} tokens, cut to {length}"
-    return Attention(tokens=tuple(token_names(tokenizer, row)), weights=weights, note=note)
+    return Attention(tokens=tuple(reading.token_names(tokenizer, row)), weights=weights, note=note)
 
 
 def attention_summary(model: Any, texts: Any, *, batch_size: int = 32) -> Table:
@@ -134,11 +130,11 @@ def attention_summary(model: Any, texts: Any, *, batch_size: int = 32) -> Table:
     token itself and other tokens of the same word, and of the entropy in bits. A token without a previous token, a next token or
     a second occurrence of its word does not count for that column. Padding never counts. Every window of a long text counts.
     """
-    run, sums, counts = one_run(model), np.zeros(()), np.zeros(())
+    run, sums, counts = reading.one_run(model), np.zeros(()), np.zeros(())
     columns = run.task.given(texts)
     for start in range(0, len(next(iter(columns.values()))), batch_size):
         part = {name: column[start : start + batch_size] for name, column in columns.items()}
-        rows = rows_of(read_examples(run, part)[0])
+        rows = reading.rows_of(reading.read_examples(run, part)[0])
         for ids, weights in zip(rows[INPUT_WORD_IDS].numpy(), _weights(run.encoder, rows), strict=True):
             more, tokens = _measure(weights, ids[: weights.shape[-1]], run.preprocess.tokenizer)
             sums, counts = sums + more, counts + tokens

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_keras.pages.charts import shorten
 from bert_keras.pages.page import render
 from bert_keras.tasks.report import Table
 
@@ -25,11 +26,10 @@ def render_page(attention: Any, layer: int, head: int) -> str:
     columns, best = ("token", *(f"head {i + 1}" for i in range(heads))), weights.argmax(axis=-1)
     tables = []
     for i, shares in enumerate(weights.max(axis=-1)):
-        named = [
-            [f"{tokens[j]} {w:.0%}" for j, w in zip(*row, strict=True)]
-            for row in zip(best[i], shares, strict=True)
+        rows = [
+            (token, *(f"{tokens[best[i, head, at]]} {shares[head, at]:.0%}" for head in range(heads)))
+            for at, token in enumerate(tokens)
         ]
-        rows = [(token, *cells) for token, *cells in zip(tokens, *named, strict=True)]
         tables.append(Table(f"Layer {i + 1}: the token that each token reads most", columns, rows))
     values = {"data": data, "layer": layer, "head": head, "tables": tables, "note": attention.note}
     return render("attention.html", title="The attention of each head", **values)
@@ -42,40 +42,28 @@ def draw_heads(attention: Any, file: pathlib.Path) -> None:
     mosaic = np.full((layers * step, heads * step), np.nan)
     for layer, head in np.ndindex(layers, heads):
         mosaic[layer * step :, head * step :][:size, :size] = attention.weights[layer, head]
-    ticks = {
-        name: (np.arange(count) * step + size / 2, range(1, count + 1))
-        for name, count in (("head", heads), ("layer", layers))
-    }
-    _draw(
-        file, mosaic, ticks, title=_shorten(" ".join(attention.tokens), 300), sides=(heads, layers), unit=0.75
-    )
+    sides = (("head", heads), ("layer", layers))
+    ticks = {name: (np.arange(count) * step + size / 2, range(1, count + 1)) for name, count in sides}
+    _draw(file, mosaic, ticks, title=shorten(" ".join(attention.tokens), 300), unit=0.75)
 
 
 def draw_head(attention: Any, layer: int, head: int, file: pathlib.Path) -> None:
     """The shades of one head, with the token that reads at each row and the token that is read below each column."""
-    count = len(attention.tokens)
-    names = range(count), [_shorten(token, 20) for token in attention.tokens]
-    ticks = {"token that is read": names, "token that reads": names}
-    weights, title = attention.head(layer, head), f"Layer {layer}, head {head}"
-    _draw(file, weights, ticks, title=title, sides=(count, count), unit=0.2, rotation=90)
+    names = [shorten(token, 20) for token in attention.tokens]
+    ticks = dict.fromkeys(("token that is read", "token that reads"), (range(len(names)), names))
+    title = f"Layer {layer}, head {head}"
+    _draw(file, attention.head(layer, head), ticks, title=title, unit=0.2, rotation=90)
 
 
 def _draw(
-    file: pathlib.Path,
-    weights: np.ndarray,
-    ticks: dict[str, Any],
-    *,
-    title: str,
-    sides: Any,
-    unit: float,
-    rotation: int = 0,
+    file: pathlib.Path, weights: np.ndarray, ticks: Any, *, title: str, unit: float, rotation: int = 0
 ) -> None:
-    """Writes shades of weights. ticks: by the label of x and of y; sides, unit: the size in units, and inches of a unit."""
+    """Writes shades of weights. ticks: places and names by the label of x and of y; unit: the inches of a name."""
     import matplotlib  # slow to import
     from matplotlib.figure import Figure
 
     (x, columns), (y, rows) = ticks.items()
-    width, height = (1.6 + unit * max(side, 4 / unit) for side in sides)
+    width, height = (1.6 + max(unit * len(names), 4) for _, names in (columns, rows))
     settings: dict[Any, Any] = {"text.parse_math": False, "svg.fonttype": "none"}
     with matplotlib.rc_context(settings), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -94,10 +82,5 @@ def _draw(
         axes.set_title(title, fontsize=9, wrap=True)
         figure.savefig(file, dpi=110)
     if any("Glyph" in str(one.message) for one in caught):
-        warnings.warn(
-            f"{file.name}: its font lacks letters of this text; the page, .html, has them", stacklevel=3
-        )
-
-
-def _shorten(text: str, longest: int) -> str:
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+        message = f"{file.name}: its font lacks letters of this text; the page, .html, has them"
+        warnings.warn(message, stacklevel=3)

@@ -18,17 +18,9 @@ from bert_keras.features import ENCODER_INPUTS, INPUT_WORD_IDS
 from bert_keras.io.files import atomic_file
 from bert_keras.io.paths import to_path
 from bert_keras.pages.page import render
+from bert_keras.tasks.inspection import reading
 from bert_keras.tasks.inspection.answers import Answer, answers_of, check_explained
 from bert_keras.tasks.inspection.offers import METHODS, PAGE, check_output
-from bert_keras.tasks.inspection.reading import (
-    find_words,
-    name_texts,
-    one_row,
-    one_run,
-    read_examples,
-    rows_of,
-    token_names,
-)
 from bert_keras.tasks.report import Table
 from bert_keras.tasks.runs.run_folder import Run
 from bert_keras.tasks.task import Features, model_inputs
@@ -115,8 +107,8 @@ def explain(
     `rest`; `save(path)` writes a page, .html, which a notebook shows.
     Raises BertKerasError for an ensemble, a task without such a logit, a text without tokens and one without an answer.
     """
-    run = one_run(model)
-    named = name_texts(run, *(one for one in (text, second) if one is not None))
+    run = reading.one_run(model)
+    named = reading.name_texts(run, *(one for one in (text, second) if one is not None))
     explained = explain_example(run, named, method=method, steps=steps)
     if not explained:
         raise BertKerasError(f"{run.task.name} found nothing in the text, so there is no answer to explain.")
@@ -136,22 +128,22 @@ def explain_example(
         raise BertKerasError(f"method is {method!r}; give {' or '.join(METHODS)}.")
     if steps < 1:
         raise BertKerasError(f"steps is {steps}; give at least 1.")
-    check_explained(one_run(run).task)
-    features, raw = read_examples(run, {name: [value] for name, value in example.items()})
-    inputs, rows, explained = model_inputs(run.task, features), rows_of(features), []
+    check_explained(reading.one_run(run).task)
+    features, raw = reading.read_examples(run, {name: [value] for name, value in example.items()})
+    inputs, rows, explained = model_inputs(run.task, features), reading.rows_of(features), []
     outputs = tf.cast(run.model(inputs, training=False), tf.float32).numpy()
     arrays = {name: value.numpy() for name, value in features.items()}
     windows = len(arrays[INPUT_WORD_IDS]) if run.task.windowed else 1
     for answer in answers_of(run.task, outputs, arrays, raw):
-        logit = _Logit(run, one_row(rows, answer.row), inputs, answer)
+        logit = _Logit(run, reading.one_row(rows, answer.row), inputs, answer)
         scores, error, steps_taken = _score(logit, method, steps)
         texts = [value if isinstance(value, str) else value[answer.row] for value in example.values()]
-        words = find_words(run.preprocess.tokenizer, logit.row, texts)
+        words = reading.find_words(run.preprocess.tokenizer, logit.row, texts)
         explained.append(
             Explanation(
-                words=tuple(word.text for word in words),
-                scores=np.array([float(scores[word.positions].sum()) for word in words]),
-                tokens=tuple(token_names(run.preprocess.tokenizer, logit.row)),
+                words=tuple(word for word, _ in words),
+                scores=np.array([float(scores[positions].sum()) for _, positions in words]),
+                tokens=tuple(reading.token_names(run.preprocess.tokenizer, logit.row)),
                 token_scores=scores,
                 answer=answer.name,
                 logit=logit.at(logit.text),

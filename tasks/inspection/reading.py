@@ -5,7 +5,7 @@ In: a model that takes strings and a text or a pair. Out: the features of one ex
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -15,13 +15,6 @@ from bert_keras.tasks.runs.ensemble import members_of
 from bert_keras.tasks.runs.run_folder import Run
 from bert_keras.tasks.task import Features, Raw
 from bert_keras.text.tokenizer import Tokenizer
-
-
-class Word(NamedTuple):
-    """A word as the text has it, and the positions of its tokens in the sequence."""
-
-    text: str
-    positions: list[int]
 
 
 def one_run(model: Any) -> Run:
@@ -70,34 +63,21 @@ def token_names(tokenizer: Tokenizer, row: Features) -> list[str]:
     return [tokenizer.vocabulary[i] for i in row[INPUT_WORD_IDS][0].numpy().tolist()]
 
 
-def count_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> int:
-    """The tokens of texts that nothing cuts, with the special tokens of their sequence."""
-    lengths = tokenizer.tokenize(tf.constant([*texts])).row_lengths()
-    return int(tf.reduce_sum(lengths)) + tokenizer.pair.added(len(texts))
+def find_words(tokenizer: Tokenizer, row: Features, texts: Sequence[str]) -> list[tuple[str, list[int]]]:
+    """The words of `one_row`, as the texts spell them, each with the positions of its tokens in the row.
 
-
-def find_words(tokenizer: Tokenizer, row: Features, texts: Sequence[str]) -> list[Word]:
-    """The words of `one_row`, as the texts spell them; a mask is a word too, and special tokens at the ends are none.
-
+    A mask is a word too, and special tokens at the ends are none.
     The row has parts of the texts: their starts, their ends, a window, or all but the masks. Equal runs of ids say which.
     """
-    ids, special, given = (
-        row[INPUT_WORD_IDS][0].numpy().tolist(),
-        tokenizer.special,
-        [*map(str.encode, texts)],
-    )
-    columns = [part.to_list() for part in tokenizer.tokenize_with_offsets(tf.constant(given))]
-    tokens = [
-        (text, *token)
-        for text in range(len(given))
-        for token in zip(*(c[text] for c in columns), strict=True)
-    ]
+    ids, special = row[INPUT_WORD_IDS][0].numpy().tolist(), tokenizer.special
+    given = [text.encode() for text in texts]
+    parts = tokenizer.tokenize_with_offsets(tf.constant(given))
+    flat = (parts[0].value_rowids(), *(part.values for part in parts))
+    tokens = [*zip(*(one.numpy().tolist() for one in flat), strict=True)]  # text, id, start, end
     matcher = difflib.SequenceMatcher(None, ids, [token[1] for token in tokens], autojunk=False)
-    places = {
-        block.a + i: tokens[block.b + i] for block in matcher.get_matching_blocks() for i in range(block.size)
-    }
-    continues = tokenizer.continues
-    groups = list[list[int]]()
+    blocks = matcher.get_matching_blocks()
+    places = {block.a + i: tokens[block.b + i] for block in blocks for i in range(block.size)}
+    continues, groups = tokenizer.continues, list[list[int]]()
     for position, token in enumerate(ids):
         if position in places and position - 1 in places and continues[token]:
             (text, _, before, _), (same, _, start, _) = places[position - 1], places[position]
@@ -113,4 +93,4 @@ def find_words(tokenizer: Tokenizer, row: Features, texts: Sequence[str]) -> lis
         text, _, start, _ = places[group[0]]
         return given[text][start : places[group[-1]][3]].decode("utf-8", "replace").strip()
 
-    return [Word(spelled(group), group) for group in groups]
+    return [(spelled(group), group) for group in groups]

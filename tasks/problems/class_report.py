@@ -41,16 +41,16 @@ def by_label(names: Sequence[str], labels: np.ndarray, predicted: np.ndarray, me
 
 def confusions(names: Sequence[str], gold: np.ndarray, chosen: np.ndarray) -> Table:
     """The confusion matrix; of many labels, those with most errors, and the others as one."""
-    matrix = sklearn.metrics.confusion_matrix(gold, chosen, labels=range(len(names)))
     about = "A row has the texts with that label, a column those that the model gave that label: right ones are on the diagonal."
     if len(names) > MATRIX:
-        wrong = matrix.sum(axis=0) + matrix.sum(axis=1) - 2 * np.diag(matrix)
+        wrong = np.bincount(np.append(gold, chosen)[np.tile(gold != chosen, 2)], minlength=len(names))
         worst = np.sort(np.argsort(-wrong, kind="stable")[: MATRIX - 1])
         place = np.full(len(names), MATRIX - 1)
         place[worst] = np.arange(MATRIX - 1)
-        matrix = sklearn.metrics.confusion_matrix(place[gold], place[chosen], labels=range(MATRIX))
+        gold, chosen = place[gold], place[chosen]
         about += f" These are the {MATRIX - 1} labels with most errors, and the other {len(names) - MATRIX + 1} as one."
         names = [*(names[i] for i in worst), OTHERS]
+    matrix = sklearn.metrics.confusion_matrix(gold, chosen, labels=range(len(names)))
     rows = [(label, *counts) for label, counts in zip(names, matrix.tolist(), strict=True)]
     return Table("gold in rows, predicted in columns", ("", *names), rows, "heat", about)
 
@@ -117,8 +117,5 @@ def judge_scores(
     """Scores; right is 1 minus the error as a fraction of the range of the labels, and at least 0."""
     span = float(np.ptp(gold)) or 1.0
     right = np.clip(1 - np.abs(np.float64(scores) - gold) / span, 0, 1)
-    return {
-        "gold": [f"{one:.2f}" for one in gold],
-        "predicted": [f"{one:.2f}" for one in scores],
-        "right": right,
-    }
+    said = [[f"{one:.2f}" for one in side] for side in (gold, scores)]
+    return {"gold": said[0], "predicted": said[1], "right": right}

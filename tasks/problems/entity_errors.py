@@ -82,55 +82,41 @@ def as_entities(sentences: list[list[str]]) -> list[list[str]]:
     ]
 
 
-def _moved(pair: Pair, words: int) -> Pair:
-    """A pair of a sentence that stands after so many words."""
-    sides = (one and Entity(one.type, one.first + words, one.last + words) for one in pair[1:])
-    return Pair(pair.kind, *sides)
-
-
 def pair_rows(predictions: Arrays, raw: Arrays) -> list[list[Pair]]:
     """The pairs of each text [N], by the words of the text."""
     made = []
     for row in zip(raw[TAGS], predictions[TAGS], strict=True):
         pairs, before = list[Pair](), 0
         for sentence in zip(*(as_entities(split_sentences([tags])) for tags in row), strict=True):
-            gold, predicted = map(conll.find_entities, sentence)
-            pairs += [_moved(pair, before) for pair in pair_entities(gold, predicted)]
+            gold, predicted = (
+                [Entity(one.type, one.first + before, one.last + before) for one in conll.find_entities(tags)]
+                for tags in sentence
+            )
+            pairs += pair_entities(gold, predicted)
             before += len(sentence[0])
         made.append(pairs)
     return made
 
 
-class Guess(NamedTuple):
-    """A predicted entity: the row of its text, its place among the predicted entities of the text, and its score."""
-
-    row: int
-    place: int
-    entity: Entity
-    right: bool
-    score: float
-
-
-def list_guesses(rows: Sequence[Sequence[Pair]], predictions: Arrays) -> list[Guess]:
-    """All predicted entities."""
-    made = []
+def list_guesses(
+    rows: Sequence[Sequence[Pair]], predictions: Arrays
+) -> Iterator[tuple[float, bool, Entity, int, int]]:
+    """Yields all predicted entities: score, right or not, entity, row of the text, place among the entities of the text."""
     for row, pairs in enumerate(rows):
         found = [(pair.predicted, pair.kind == RIGHT) for pair in pairs if pair.predicted]
         # Decoded entities have the order of the words.
         for place, (entity, right) in enumerate(sorted(found, key=lambda one: one[0].first)):
-            made.append(Guess(row, place, entity, right, float(predictions["entity_score"][row][place])))
-    return made
+            yield float(predictions["entity_score"][row][place]), right, entity, row, place
 
 
 def list_confident_errors(predictions: Arrays, raw: Arrays) -> Table:
     """The ERRORS_SHOWN wrong entities with the highest score: score, text, type, and the gold tags of the words."""
-    wrong = [guess for guess in list_guesses(pair_rows(predictions, raw), predictions) if not guess.right]
+    wrong = [guess for guess in list_guesses(pair_rows(predictions, raw), predictions) if not guess[1]]
     rows = []
-    for guess in sorted(wrong, key=lambda one: -one.score)[:ERRORS_SHOWN]:
-        tags = [tag for tags in as_entities(split_sentences([raw[TAGS][guess.row]])) for tag in tags]
-        text = plain(predictions["entity_text"][guess.row][guess.place])
-        around = " ".join(tags[guess.entity.first : guess.entity.last + 1])
-        rows.append((guess.score, text, guess.entity.type, around))
+    for score, _, entity, row, place in sorted(wrong, key=lambda one: -one[0])[:ERRORS_SHOWN]:
+        tags = [tag for tags in as_entities(split_sentences([raw[TAGS][row]])) for tag in tags]
+        text = plain(predictions["entity_text"][row][place])
+        rows.append((score, text, entity.type, " ".join(tags[entity.first : entity.last + 1])))
     about = "Wrong entities, the surest first, beside the labelled tags of their words."
     return Table("the most confident errors", ("score", "entity", "predicted", "tags"), rows, about=about)
 
@@ -152,10 +138,8 @@ class Words(NamedTuple):
 
     def mark(self, entities: Iterable[Entity | None]) -> str:
         """The text with its entities marked."""
-        marks = [
-            (self.starts[one.first], self.ends[one.last], one.type) for one in entities if one is not None
-        ]
-        return mark_entities(self.text, sorted(marks))
+        marks = sorted((self.starts[one.first], self.ends[one.last], one.type) for one in entities if one)
+        return mark_entities(self.text, marks)
 
 
 def mark_entities(text: str, entities: Sequence[tuple[int, int, str]]) -> str:
@@ -195,21 +179,17 @@ def judge(predictions: Arrays, raw: Arrays) -> Judged:
     no score, so there is no confidence; `views` has the scores of entities.
     """
     rows, words = pair_rows(predictions, raw), find_row_words(raw)
-    right = [
-        2 * sum(pair.kind == RIGHT for pair in pairs) / sum(len(pair.entities) for pair in pairs)
-        if pairs
-        else 1.0
+    counts = [
+        (sum(pair.kind == RIGHT for pair in pairs), sum(len(pair.entities) for pair in pairs))
         for pairs in rows
     ]
-    return Judged(
-        rows=np.arange(len(rows)),
-        texts={TEXT: [one.text for one in words]},
-        gold=[text.mark(pair.gold for pair in pairs) for text, pairs in zip(words, rows, strict=True)],
-        predicted=[
-            text.mark(pair.predicted for pair in pairs) for text, pairs in zip(words, rows, strict=True)
-        ],
-        right=np.array(right, np.float64),
+    right = np.array([2 * count / of if of else 1.0 for count, of in counts], np.float64)
+    gold, predicted = (
+        [text.mark(pair[1:][side] for pair in pairs) for text, pairs in zip(words, rows, strict=True)]
+        for side in (0, 1)
     )
+    texts = {TEXT: [one.text for one in words]}
+    return Judged(rows=np.arange(len(rows)), texts=texts, gold=gold, predicted=predicted, right=right)
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -232,10 +212,13 @@ def views(predictions: Arrays, raw: Arrays, seen: Set[str] | None) -> Iterator[T
         for pair in pairs
     )
     if len({name for both in names for name in both} - {NOTHING}) > 1:
-        yield from confusion("Labelled types in rows, predicted types in columns", names, about=_CONFUSION)
+        about = (
+            f"Pairs of entities that share words. The row {NOTHING} has the invented entities, the column {NOTHING} the missed "
+            "ones. A square is as dark as its share of its row."
+        )
+        yield from confusion("Labelled types in rows, predicted types in columns", names, about=about)
     yield from score_lengths(pairs)
-    guesses = list_guesses(rows, predictions)
-    scores, right = np.array([one.score for one in guesses]), np.array([one.right for one in guesses])
+    scores, right = np.array([guess[:2] for guess in list_guesses(rows, predictions)]).reshape(-1, 2).T
     about = "The score is the mean probability of an entity's tags. A model that is as sure as it is right has 0.9 right at 0.9."
     columns = ("score", "right", "predicted entities")
     yield from by_fraction("Right entities by score", columns, scores, right, about=about)
@@ -245,12 +228,6 @@ def views(predictions: Arrays, raw: Arrays, seen: Set[str] | None) -> Iterator[T
     yield list_examples(rows, words)
 
 
-_CONFUSION = (
-    f"Pairs of entities that share words. The row {NOTHING} has the invented entities, the column {NOTHING} the missed ones. "
-    "A square is as dark as its share of its row."
-)
-
-
 def count_kinds(pairs: Iterable[Pair]) -> Table:
     """The number of entities with each kind of error."""
     count = collections.Counter(pair.kind for pair in pairs)
@@ -258,9 +235,8 @@ def count_kinds(pairs: Iterable[Pair]) -> Table:
         "Wrong type: the right words with another type. Wrong words: the right type with too many words or too few. Both wrong: "
         "another type, and only some of the words. Missed: a labelled entity alone. Invented: a predicted entity alone."
     )
-    return Table(
-        "Kinds of error", ("error", "entities"), [(kind, count[kind]) for kind in KINDS[1:]], "bars", about
-    )
+    rows = [(kind, count[kind]) for kind in KINDS[1:]]
+    return Table("Kinds of error", ("error", "entities"), rows, "bars", about)
 
 
 def count_outcomes(pairs: Iterable[Pair]) -> Table:
@@ -274,15 +250,12 @@ def count_outcomes(pairs: Iterable[Pair]) -> Table:
 
 def score_lengths(pairs: Sequence[Pair]) -> Iterator[Table]:
     """Yields F1 by the number of words of an entity; a wrong words counts where each of both entities stands."""
-
-    def count(entities: Iterable[Entity | None]) -> Mapping[str, int]:
-        sizes = (one.last - one.first + 1 for one in entities if one is not None)
-        return collections.Counter(name_sizes(sizes, LENGTHS))
-
-    gold, predicted = count(pair.gold for pair in pairs), count(pair.predicted for pair in pairs)
-    right = count(pair.gold for pair in pairs if pair.kind == RIGHT)
+    right = [pair.gold for pair in pairs if pair.kind == RIGHT]
+    sides = [pair.gold for pair in pairs], [pair.predicted for pair in pairs], right
+    sizes = ((one.last - one.first + 1 for one in side if one) for side in sides)
+    gold, predicted, found = (collections.Counter(name_sizes(side, LENGTHS)) for side in sizes)
     rows = [
-        (name, 2 * right[name] / (gold[name] + predicted[name]), gold[name])
+        (name, 2 * found[name] / (gold[name] + predicted[name]), gold[name])
         for name in size_groups(LENGTHS)
         if gold[name] + predicted[name]
     ]
@@ -300,18 +273,13 @@ def score_seen(rows: Sequence[Sequence[Pair]], words: Sequence[Words], seen: Set
         if pair.gold
     ]
     order = ("seen in training", "new")
-    groups, right = (
-        [order[0] if known else order[1] for known, _ in found],
-        np.array([right for _, right in found]),
-    )
+    groups, right = [order[not known] for known, _ in found], np.array([right for _, right in found])
     about = (
         "Recall is the fraction of the labelled entities that the model finds. An entity is seen if its text is an entity of the "
         "training file beside this data. A model that learned names by heart finds few new ones."
     )
-    columns = ("labelled entities", "recall", "count")
-    yield from by_group(
-        "Recall of seen and of new entities", columns, groups, right, about=about, order=order
-    )
+    title, columns = "Recall of seen and of new entities", ("labelled entities", "recall", "count")
+    yield from by_group(title, columns, groups, right, about=about, order=order)
 
 
 def list_examples(rows: Sequence[Sequence[Pair]], words: Sequence[Words]) -> Table:
@@ -322,10 +290,7 @@ def list_examples(rows: Sequence[Sequence[Pair]], words: Sequence[Words]) -> Tab
             if pair.kind != RIGHT and len(found[pair.kind]) < EXAMPLES:
                 first, last = min(one.first for one in pair.entities), max(one.last for one in pair.entities)
                 low, high = max(first - AROUND, 0), min(last + AROUND, len(row.starts) - 1)
-                shown = (
-                    "" if one is None else f"{row.cut(one.first, one.last)} ({one.type})"
-                    for one in (pair.gold, pair.predicted)
-                )
+                shown = (f"{row.cut(one.first, one.last)} ({one.type})" if one else "" for one in pair[1:])
                 found[pair.kind].append((pair.kind, *shown, " ".join(row.cut(low, high).split())))
     about = f"The first {EXAMPLES} of each kind, with up to {AROUND} words on each side."
     listed = [example for examples in found.values() for example in examples]

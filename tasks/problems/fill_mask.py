@@ -283,15 +283,13 @@ class FillMask(Task):
         known = np.flatnonzero(predictions[RANK] > 0)
         ranks = predictions[RANK][known]
         kinds = np.array([kind_of_word(plain(answer)) for answer in raw[ANSWER][known]])
-        names = [name for name in WORD_KINDS if (kinds == name).any()]
-        groups = [np.full(len(known), True), *(kinds == name for name in names)]
-        columns = tuple(
-            f"{name} ({group.sum()})" for name, group in zip(("all", *names), groups, strict=True)
-        )
-        rows = [
-            (rank, *(float(np.mean(ranks[group] <= rank)) for group in groups)) for rank in range(1, FAR + 1)
-        ]
-        yield Table("Answers up to a rank", ("rank", *columns), rows, "lines", _UP_TO_RANK)
+        groups = {"all": np.full(len(known), True)} | {
+            name: kinds == name for name in WORD_KINDS if name in kinds
+        }
+        columns = ("rank", *(f"{name} ({group.sum()})" for name, group in groups.items()))
+        places = range(1, FAR + 1)
+        rows = [(at, *(float(np.mean(ranks[group] <= at)) for group in groups.values())) for at in places]
+        yield Table("Answers up to a rank", columns, rows, "lines", _UP_TO_RANK)
         counts = Counter(name_sizes(np.ceil(ranks), RANKS))
         listed = [(name, counts[name]) for name in size_groups(RANKS)]
         yield Table("Ranks of the answers", ("rank of the answer", "answers"), listed, "bars", _RANKS)

@@ -374,9 +374,8 @@ class QuestionAnswering(Task):
             for i in most_confident(np.flatnonzero(scores["exact_match"] == 0), confidence)
         ]
         about = "Answers that equal no labelled answer, the surest first."
-        yield Table(
-            "most confident errors", (QUESTION, "gold", "predicted", "probability"), errors, about=about
-        )
+        columns = (QUESTION, "gold", "predicted", "probability")
+        yield Table("most confident errors", columns, errors, about=about)
 
     def views(self, predictions: Arrays, raw: Arrays) -> Iterator[Table]:
         """The outcomes of the questions, for SQuAD 2.0 the curve over tau, and F1 by groups."""

@@ -381,12 +381,9 @@ def _load_own(path: str | pathlib.Path) -> Run:
 def _read(checkpoint: Checkpoint, others: Iterable[str] = ()) -> checkpoints.Checkpoint:
     """The checkpoint. others: names of arguments. Raises BertKerasError for those that are none of a BiLSTM's."""
     if unknown := [name for name in others if name not in BILSTM_SETTINGS]:
-        known = (
-            f"give {ARGUMENTS[unknown[0]]}"
-            if unknown[0] in ARGUMENTS
-            else f"a BiLSTM on feature_layers has {', '.join(BILSTM_SETTINGS)}"
-        )
-        raise BertKerasError(f"there is no argument {unknown[0]}; {known}.")
+        known = f"a BiLSTM on feature_layers has {', '.join(BILSTM_SETTINGS)}"
+        ours = f"give {ARGUMENTS[unknown[0]]}" if unknown[0] in ARGUMENTS else known
+        raise BertKerasError(f"there is no argument {unknown[0]}; {ours}.")
     return checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
 
 

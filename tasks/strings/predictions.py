@@ -67,10 +67,8 @@ class Predictions(dict[str, np.ndarray]):
                 f"rows is {rows!r}; the lists in these predictions are {', '.join(lists) or 'none'}."
             )
         real = self[lists[rows]] >= 0  # [N, E]
-        named = {name.removeprefix(f"{rows}_"): self[name] for name in self if name.startswith(f"{rows}_")}
-        columns = {
-            name: [*values[real]] if values.ndim > 2 else values[real] for name, values in named.items()
-        }
+        named = {name: values[real] for name, values in self.items() if name.startswith(f"{rows}_")}
+        columns = {name[len(rows) + 1 :]: [*one] if one.ndim > 1 else one for name, one in named.items()}
         return pandas.DataFrame(columns, index=index.repeat(real.sum(axis=1)))
 
     def _count(self) -> int:
@@ -80,9 +78,7 @@ class Predictions(dict[str, np.ndarray]):
         if self._report is None:
             return None
         records = self.records(ROWS)
-        texts = [
-            {name: plain(values[i]) for name, values in self._texts.items()} for i in range(len(records))
-        ]
+        texts = ({name: plain(one[i]) for name, one in self._texts.items()} for i in range(len(records)))
         shown = [self._report.show(text, record) for text, record in zip(texts, records, strict=True)]
         return show_rows(shown, self._count())
 

@@ -1,5 +1,6 @@
 """The report of a TextModel on labelled texts, and the examples that it measures."""
 
+import itertools
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -51,21 +52,14 @@ class Reported:
             columns = text_data.raw_columns(problem, self.preprocess, x, y)
             examples = tf.data.Dataset.from_tensor_slices({**columns})
         with data_errors():
-            predictions, raw = self._predict_examples(examples, batch_size=batch_size)
+            found = self._predict_examples(examples, batch_size=batch_size)
             compared = None
             if compare is not None:
-                found, _ = compare._predict_examples(examples, batch_size=batch_size)
-                compared = "the other model", compare.problem, found
-        report = make_report(
-            problem,
-            predictions,
-            raw,
-            name=problem.kind,
-            model="this model",
-            split="the given texts",
-            history=_by_epoch(getattr(self, "history", None)),
-            compared=compared,
-        )
+                other, _ = compare._predict_examples(examples, batch_size=batch_size)
+                compared = "the other model", compare.problem, other
+        about: Any = {"name": problem.kind, "model": "this model", "split": "the given texts"}
+        history = _by_epoch(getattr(self, "history", None))
+        report = make_report(problem, *found, history=history, compared=compared, **about)
         if folder is not None:
             write_reports({"": report}, to_path(folder))
         return report
@@ -74,7 +68,5 @@ class Reported:
 def _by_epoch(history: Any) -> list[Mapping[str, float]]:
     """The values of each epoch by name, from Keras' History; [] without one."""
     columns = getattr(history, "history", None) or {}
-    epochs = max(map(len, columns.values()), default=0)
-    return [
-        {name: float(values[i]) for name, values in columns.items() if i < len(values)} for i in range(epochs)
-    ]
+    rows = (zip(columns, row, strict=True) for row in itertools.zip_longest(*columns.values()))
+    return [{name: float(value) for name, value in row if value is not None} for row in rows]
