@@ -1,5 +1,6 @@
 """BERT for TensorFlow and Keras 3. Each public name is imported at its first use (PEP 562)."""
 
+import difflib
 import importlib
 import importlib.abc
 import sys
@@ -189,7 +190,9 @@ def _about_missing(name: str) -> str:
     from bert_keras.io.other_names import our_name
 
     ours = our_name(name)
-    there = f"bert_keras.{ours} takes its place: docs/migrate.md" if ours else f"it has {', '.join(__all__)}"
+    close = difflib.get_close_matches(name, __all__, n=1)
+    there = f"did you mean {close[0]}?" if close else f"it has {', '.join(__all__)}"
+    there = f"bert_keras.{ours} takes its place: docs/migrate.md" if ours else there
     return f"module 'bert_keras' has no attribute {name!r}; {there}."
 
 

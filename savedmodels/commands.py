@@ -34,6 +34,9 @@ from bert_keras.tasks.options import SAVED_MODEL, ExportOptions, HubOptions, Inf
 # export and hub
 
 
+EITHER = "give --run alone, or --checkpoint; a run has its own task, options and length."
+
+
 def _add_export(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     form = parser.add_mutually_exclusive_group()
@@ -54,6 +57,8 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
 
 def _run_export(args: argparse.Namespace) -> None:
     options = ExportOptions(**given_settings(args, ExportOptions))
+    if bool(args.run) == bool(args.checkpoint):
+        raise BertKerasError(EITHER)
     check_paths(args)
     if options.format != SAVED_MODEL:
         _export_to_runtime(args, options)
@@ -116,7 +121,7 @@ def _run_to_export(
                 check(task_of(path, task=own))
         return load_runs(args.run, task=own)
     if args.run or not args.checkpoint:
-        raise BertKerasError("give --run alone, or --checkpoint; a run has its own task, options and length.")
+        raise BertKerasError(EITHER)
     unread = ["--l2"] if options.l2 and options.embedding in (None, "word") else []
     unread += ["--layers"] if options.layers and not options.embedding else []
     unread += [flag_of(name) for name in of_task] if options.embedding else []
@@ -177,6 +182,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         help="folder that export wrote (serves the newest version), or the folder of one version",
     )
     add("--checkpoint", **PATH, help="serve a checkpoint with a head instead: it is exported for this server")
+    add("--run", **PATH, **SEVERAL, help="serve a run instead, or several as an ensemble: they are exported for this server")
     add("--name", help="the name of the model in requests (default: the folder's name)")
     add_flags(parser, ServerOptions)
     add(
@@ -197,24 +203,27 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
 
 @contextlib.contextmanager
 def _folder_to_serve(args: argparse.Namespace) -> Iterator[str]:
-    """The folder of an export: the given one, or a temporary one of a checkpoint."""
+    """The folder of an export: the given one, or a temporary one of a checkpoint or a run."""
     if args.folder:
         yield args.folder
         return
     from bert_keras.savedmodels.export import export
+    from bert_keras.tasks.runs.ensemble import load_runs
     from bert_keras.tasks.runs.own_head import own_run
 
-    run = own_run(args.checkpoint)
+    source = args.run[0] if args.run else args.checkpoint
+    note(f"exporting {source}, and comparing the export's answers with those of a fresh process")
+    run = load_runs(args.run) if args.run else own_run(args.checkpoint)
     with tempfile.TemporaryDirectory() as temporary:
-        folder = pathlib.Path(temporary) / pathlib.Path(args.checkpoint).resolve().name
+        folder = pathlib.Path(temporary) / pathlib.Path(source).resolve().stem
         export(run, folder)
         yield str(folder)
 
 
 def _run_serve(args: argparse.Namespace) -> None:
     options = ServerOptions(**given_settings(args, ServerOptions))
-    if bool(args.folder) == bool(args.checkpoint):
-        raise BertKerasError("give the folder of an export, or --checkpoint.")
+    if sum(map(bool, (args.folder, args.checkpoint, args.run))) != 1:
+        raise BertKerasError("give the folder of an export, or --run, or --checkpoint.")
     if args.folder and not is_remote(args.folder) and not to_path(args.folder).exists():
         close = did_you_mean(to_path(args.folder))
         raise MissingFileError(

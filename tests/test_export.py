@@ -516,7 +516,7 @@ EITHER = "give --run alone, or --checkpoint"
         ([], EITHER),
         (["--checkpoint", "c"], "no checkpoint at c"),
         (["--run", "r", "--checkpoint", "c", "--embedding", "mean"], EITHER),
-        (["--run", "r", "--l2"], EITHER),
+        (["--run", ".", "--l2"], EITHER),
         (["--embedding", "mean"], EITHER),
         (["--checkpoint", "c", "--embedding", "word", "--l2"], "--l2 do not apply here"),
         (

@@ -23,7 +23,7 @@ def resample(measure: Measure, rows: np.ndarray) -> dict[str, np.ndarray]:
     rows: int [N], the examples to draw from; an example is drawn with all its windows, words and entities
     R is RESAMPLES; fewer, and at least LEAST, if they take more than SECONDS
 
-    Source: Efron and Tibshirani 1993, chapter 13, the percentile method.
+    The intervals are those of the percentile method (Efron and Tibshirani, An Introduction to the Bootstrap, chapter 13).
     """
     draw, end, found = np.random.default_rng(SEED), time.monotonic() + SECONDS, list[Mapping[str, float]]()
     while len(found) < RESAMPLES and (len(found) < LEAST or time.monotonic() < end):

@@ -15,6 +15,7 @@ from typing import Any
 from bert_keras.io.files import write_json
 from bert_keras.io.folders import Existing, atomic_folder
 from bert_keras.io.formats import made_by
+from bert_keras.io.paths import to_path
 from bert_keras.pages.page import render
 from bert_keras.tasks.evaluation import tables
 from bert_keras.tasks.evaluation.intervals import interval, resample
@@ -42,6 +43,10 @@ class ModelReport:
     def page(self) -> str:
         """The page as HTML that needs no other file."""
         return render("report.html", **self.content, sections=self.sections)
+
+    def save(self, folder: Any) -> None:
+        """Writes the page, the JSON and the table of examples into a new or empty folder. Raises as `write_reports`."""
+        write_reports({self.content["split"]: self}, to_path(folder))
 
     def _repr_html_(self) -> str:
         return render("frame.html", title=self.content["title"], page=self.page(), height=670)

@@ -21,13 +21,14 @@ def render_page(attention: Any, layer: int, head: int) -> str:
     """The page as HTML, which begins with one head."""
     tokens, weights = attention.tokens, attention.weights
     layers, heads, _, _ = weights.shape
-    packed = base64.b64encode(zlib.compress(np.rint(255 * weights).astype(np.uint8).tobytes(), 9)).decode()
+    stored = np.rint(255 * weights).astype(np.uint8)
+    packed = base64.b64encode(zlib.compress(stored.tobytes(), 9)).decode()
     data = {"tokens": tokens, "layers": layers, "heads": heads, "weights": packed}
     columns, best = ("token", *(f"head {i + 1}" for i in range(heads))), weights.argmax(axis=-1)
     tables = []
-    for i, shares in enumerate(weights.max(axis=-1)):
+    for i, shares in enumerate(stored.max(axis=-1) / 2.55):  # the numbers that the drawing shows
         rows = [
-            (token, *(f"{tokens[best[i, head, at]]} {shares[head, at]:.0%}" for head in range(heads)))
+            (token, *(f"{tokens[best[i, head, at]]} {shares[head, at]:.0f} %" for head in range(heads)))
             for at, token in enumerate(tokens)
         ]
         tables.append(Table(f"Layer {i + 1}: the token that each token reads most", columns, rows))
