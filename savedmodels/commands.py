@@ -182,7 +182,12 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         help="folder that export wrote (serves the newest version), or the folder of one version",
     )
     add("--checkpoint", **PATH, help="serve a checkpoint with a head instead: it is exported for this server")
-    add("--run", **PATH, **SEVERAL, help="serve a run instead, or several as an ensemble: they are exported for this server")
+    add(
+        "--run",
+        **PATH,
+        **SEVERAL,
+        help="serve a run instead, or several as an ensemble: they are exported for this server",
+    )
     add("--name", help="the name of the model in requests (default: the folder's name)")
     add_flags(parser, ServerOptions)
     add(

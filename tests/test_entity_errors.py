@@ -5,7 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bert_keras.pages.charts import draw
@@ -54,6 +54,7 @@ def test_of_several_predicted_entities_the_one_with_most_shared_words_is_the_par
 SENTENCES = st.lists(st.tuples(*[st.sampled_from("O B-A I-A B-B I-B".split())] * 2), min_size=1, max_size=9)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # by the clock
 @given(st.lists(st.lists(SENTENCES, min_size=1, max_size=3), min_size=1, max_size=4))
 def test_every_entity_is_in_one_pair_and_the_sums_are_those_of_seqeval(documents):
     gold, predicted = (

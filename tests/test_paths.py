@@ -136,7 +136,10 @@ def test_every_path_of_the_command_line_is_expanded(monkeypatch):
     ablations = next(action.choices for action in commands["ablate"]._actions if action.dest == "ablation")
     for name, parser in [*commands.items(), *(("ablate", parser) for parser in ablations.values())]:
         for action in parser._actions:
-            is_text = action.dest == "text" and name not in ("fill-mask", "attention")  # which have texts, not files of text
+            is_text = action.dest == "text" and name not in (
+                "fill-mask",
+                "attention",
+            )  # which have texts, not files of text
             given = (name, action.dest)
             if (action.dest in PATHS or is_text) and given not in NO_PATHS:
                 seen.add(action.dest)

@@ -67,7 +67,9 @@ def asked(request, tmp_path_factory) -> dict[str, dict]:
             "folder": folder / "else where" / case,
         }
     own = (item for item in request.session.items if item.path == request.path)
-    chosen = {*CASES} - {*ALIKE} | {item.callspec.params.get("case") for item in own if hasattr(item, "callspec")}
+    chosen = {*CASES} - {*ALIKE} | {
+        item.callspec.params.get("case") for item in own if hasattr(item, "callspec")
+    }
     (folder / "written").rename(folder / "else where")  # nothing is where it was written
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("fresh_process.py")), str(ROOT / "savedmodels")],

@@ -221,7 +221,7 @@ def _run_evaluate(args: argparse.Namespace) -> None:
     _check_report(args)
     start_strategy(args.strategy, deterministic=False)
     from bert_keras.tasks.batches import cardinality, predictor
-    from bert_keras.tasks.evaluation.model_report import as_plain, make_report, write_reports
+    from bert_keras.tasks.evaluation.model_report import CHOSEN, TRAINED, as_plain, make_report, write_reports
     from bert_keras.tasks.finetuning.examples import check_labelled, splits_of
     from bert_keras.tasks.problems.tau_curve import draw_tau_curve
     from bert_keras.tasks.runs.run_folder import read_history
@@ -248,7 +248,14 @@ def _run_evaluate(args: argparse.Namespace) -> None:
         tables[split] = [*task.report(predictions, raw)]
         if args.report:
             other = second and (args.compare, second.task, predict_second(examples, batch_size=batch_size)[0])
-            about = {"name": task.name, "model": model, "split": split, "history": history}
+            caution = {"train": TRAINED, "held-out": CHOSEN}.get(split, "")
+            about = {
+                "name": task.name,
+                "model": model,
+                "split": split,
+                "history": history,
+                "caution": caution,
+            }
             reports[split] = make_report(task, predictions, raw, compared=other, **about)
     if reports:
         write_reports(reports, to_path(args.report))

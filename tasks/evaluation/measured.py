@@ -90,7 +90,8 @@ def compare(first: Measured, second: Measured) -> tuple[dict[str, Any], list[Tab
             differ = p_value < 0.05
     found["test"] = test
     found["sentence"] = (
-        f"On the same examples, the {main} of {names[0]} minus that of {names[1]} is {value:+.4f}, with a 95 % interval from "
+        f"On the same examples, the {main} of {names[0]}, {first.values[main]:.4f}, minus that of {names[1]}, "
+        f"{second.values[main]:.4f}, is {value:+.4f}, with a 95 % interval from "
         f"{low:+.4f} to {high:+.4f}. {'Chance does not explain this' if differ else 'Chance may explain this'}: {test}."
     )
     return found, shown

@@ -23,6 +23,9 @@ from bert_keras.tasks.evaluation.measured import compare, measure, visible
 from bert_keras.tasks.report import Arrays, Judged, Report, Table, plain
 
 PAGE, JSON, EXAMPLES = "report.html", "report.json", "examples.csv"
+# Why a measure is too high.
+TRAINED = "The model has learned from these examples, so the measure says little about other texts."
+CHOSEN = "These examples chose the epoch, so the measure is a little too high; measure others before you rely on it."
 LONGEST = 300  # letters of a text on a page; examples.csv has the rest
 
 
@@ -39,6 +42,9 @@ class ModelReport:
     content: Mapping[str, Any]
     sections: Mapping[str, Sequence[Table]]
     judged: Judged | None
+
+    def __repr__(self) -> str:
+        return f"<ModelReport of {self.content['title']}: {self.content['sentence']}>"
 
     def page(self) -> str:
         """The page as HTML that needs no other file."""
@@ -79,12 +85,14 @@ def make_report(
     split: str,
     history: Sequence[Mapping[str, float]] = (),
     compared: tuple[str, Any, Arrays] | None = None,
+    caution: str = "",
 ) -> ModelReport:
     """Measures predictions, with 95 % intervals, and collects the tables of a page.
 
     name, model, split: of the task, of the model and of the examples, for the title
     history: the values of each epoch by name, as in results.json
     compared: a second model on the same examples: its name, its task with its own numbers, such as a threshold, its predictions
+    caution: TRAINED, CHOSEN or nothing
 
     Raises BertKerasError as `evaluate` does, and for a measure that is not a finite number.
     """
@@ -92,8 +100,8 @@ def make_report(
     samples = resample(found.of_rows, found.rows)
     rows = [(key, value, *interval(samples[key])) for key, value in found.values.items()]
     about = (
-        f"An interval has 95 % of the values that {len(samples[task.measure]):,} random samples of these examples have: another "
-        "test set of this size would give such a value."
+        "With 95 % confidence, the measure on all texts of this kind is in the interval. It has 95 % of the values that "
+        f"{len(samples[task.measure]):,} random samples of these examples have."
     )
     comparison, differences = None, list[Table]()
     if compared is not None:
@@ -121,6 +129,7 @@ def make_report(
         "measures": measures,
         "about_measures": task.about_measures(),
         "sentence": _sentence(task.measure, baseline=baseline, **measures[task.measure]),
+        "caution": caution,
         "comparison": comparison,
         "tables": [as_plain(table) for made in shown.values() for table in made],
         "made_by": made_by(),
@@ -140,11 +149,11 @@ def _tables_of_examples(judged: Judged | None, own: list[Table]) -> dict[str, An
 
 
 def _sentence(name: str, *, value: float, low: float, high: float, baseline: float) -> str:
+    measured = f"{name}: {value:.4f}, with a 95 % interval from {low:.4f} to {high:.4f}."
+    if baseline == 0 < low:  # any right answer is better
+        return f"{measured} The most common answer alone reaches 0."
     verdict = "worse" if high < baseline else "clearly better" if low > baseline else "not clearly better"
-    return (
-        f"{name}: {value:.4f}, with a 95 % interval from {low:.4f} to {high:.4f}. That is {verdict} than {baseline:.4f}, which "
-        "the most common answer alone reaches."
-    )
+    return f"{measured} That is {verdict} than {baseline:.4f}, which the most common answer alone reaches."
 
 
 def as_plain(table: Table) -> dict[str, Any]:
@@ -168,7 +177,7 @@ def _visible(table: Table) -> Table:
 
 def _write_examples(path: pathlib.Path, judged: Judged) -> None:
     """A row for each labelled example, in UTF-8 with the mark by which spreadsheets know it."""
-    columns: dict[str, Sequence[Any]] = {"row": judged.rows.tolist(), **judged.texts}
+    columns: dict[str, Sequence[Any]] = {"example": judged.rows.tolist(), **judged.texts}
     columns |= {"gold": judged.gold, "predicted": judged.predicted, "right": judged.right.tolist()}
     if judged.confidence is not None:
         columns["confidence"] = judged.confidence.tolist()

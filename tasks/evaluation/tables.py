@@ -23,7 +23,9 @@ def learning_curves(history: Sequence[Mapping[str, float]]) -> Iterator[Table]:
     names = dict.fromkeys(name for epoch in history for name in epoch if name not in NO_MEASURES)
     losses = [name for name in names if name.removeprefix(DEV) == "loss"]
     others = [name for name in names if name not in losses]
-    lower = "The loss is what training lowers. A dev loss that rises again means overfitting."
+    lower = "The loss is what training lowers."
+    if f"{DEV}loss" in names:
+        lower += " A dev loss that rises again means overfitting."
     higher = "Each point is a measure after an epoch. The higher, the better."
     for title, chosen, about in (("Loss", losses, lower), ("Measures", others, higher)):
         parts = [("dev" if name.startswith(DEV) else "training", name.removeprefix(DEV)) for name in chosen]
@@ -62,7 +64,7 @@ def errors_by_length(judged: Judged) -> Iterator[Table]:
 def calibration(judged: Judged) -> Iterator[Table]:
     """Yields the share of right predictions by confidence, if the model has a confidence.
 
-    The expected calibration error is the mean distance between both (Guo et al. 2017), over BINS equal parts of 0 to 1.
+    The expected calibration error is the mean distance between both, over BINS equal parts of 0 to 1.
     """
     if judged.confidence is None:
         return
@@ -75,9 +77,10 @@ def calibration(judged: Judged) -> Iterator[Table]:
     error = sum(count * abs(right - sure) for sure, right, _, count in rows) / len(judged.right)
     about = (
         "A model that says 0.8 should be right in 8 of 10 cases: points on the line of dashes. Points under it mean that the "
-        f"model is too sure. The expected calibration error, the mean distance from this line, is {error:.4f}."
+        "model is too sure; points of few examples say little. The expected calibration error, the mean distance from this line, "
+        f"is {error:.4f}."
     )
-    columns = ("confidence", "right", "as sure as right", "examples")
+    columns = ("confidence", "share that is right", "as sure as right", "examples")
     yield Table("Confidence and truth", columns, rows, _lines(rows), about)
 
 
@@ -90,11 +93,11 @@ def mistakes(judged: Judged) -> Iterator[Table]:
         return
     title = "The most confident mistakes" if judged.confidence is not None else "The largest errors"
     about = (
-        f"{len(worst)} of {len(wrong)} mistakes. Read them: where the model is sure and right, the label is wrong. "
-        "examples.csv has all examples."
+        f"{len(worst)} of {len(wrong)} mistakes. Read them: some labels may be wrong, and not the model. Examples are counted "
+        "from 0 in the order in which they were measured; examples.csv has all of them."
     )
     more = {} if judged.confidence is None else {"confidence": judged.confidence}
-    columns = ("row", *judged.texts, "gold", "predicted", *more)
+    columns = ("example", *judged.texts, "gold", "predicted", *more)
     rows = [
         (*_labelled(judged, i), judged.predicted[i], *(float(one[i]) for one in more.values())) for i in worst
     ]
@@ -102,7 +105,7 @@ def mistakes(judged: Judged) -> Iterator[Table]:
 
 
 def _labelled(judged: Judged, i: Any) -> tuple[str, ...]:
-    """The row, the texts and the label of an example."""
+    """The number, the texts and the label of an example."""
     return (str(judged.rows[i]), *(column[i] for column in judged.texts.values()), judged.gold[i])
 
 
@@ -115,15 +118,20 @@ def differences(first: Judged, second: Judged, names: tuple[str, str]) -> Iterat
     both = (first.right == 1) & (second.right == 1)
     counts = [
         ("both right", int(both.sum())),
-        (f"{names[0]} better", int((gain > 0).sum())),
-        (f"{names[1]} better", int((gain < 0).sum())),
+        (f"{names[0]} more right", int((gain > 0).sum())),
+        (f"{names[1]} more right", int((gain < 0).sum())),
         ("both wrong", int(((gain == 0) & ~both).sum())),
     ]
-    yield Table("Which model has an example right", ("examples", "count"), counts, "bars")
+    yield Table("Which model has an example right", ("models", "examples"), counts, "bars")
     for name, better in zip(names, (gain, -gain), strict=True):
         rows = np.flatnonzero(better > 0)
         most = most_confident(rows, better, SHOWN // 2)
         shown = [(*_labelled(first, i), first.predicted[i], second.predicted[i]) for i in most]
         if shown:
             about = f"{len(shown)} of {len(rows)} such examples."
-            yield Table(f"{name} is better", ("row", *first.texts, "gold", *names), shown, about=about)
+            yield Table(
+                f"Examples that {name} has more right",
+                ("example", *first.texts, "gold", *names),
+                shown,
+                about=about,
+            )

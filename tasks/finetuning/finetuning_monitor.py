@@ -14,7 +14,7 @@ from bert_keras.io.files import atomic_file
 from bert_keras.model.feature_bilstm import bilstm_of
 from bert_keras.tasks.batches import predictor
 from bert_keras.tasks.devices.workers import Workers
-from bert_keras.tasks.evaluation.model_report import make_report, write_reports
+from bert_keras.tasks.evaluation.model_report import CHOSEN, make_report, write_reports
 from bert_keras.tasks.finetuning.examples import Examples
 from bert_keras.tasks.frozen.row_vectors import RowVectors, on_vectors
 from bert_keras.tasks.hparams import Hparams
@@ -177,6 +177,7 @@ class FineTuningMonitor(Monitor):
         try:
             task, predictions, raw = self._kept or self._predict_kept()
             about: Any = {"name": task.name, "model": str(self._path), "split": "the dev split"}
+            about["caution"] = CHOSEN if len(self.history) > 1 else ""
             made = make_report(task, predictions, raw, history=self.history, **about)
             write_reports({"dev": made}, self._path / REPORT, existing="overwrite")
         except OSError:

@@ -79,6 +79,9 @@ class Explanation:
         """A page of the explanation and of `rest`, as HTML."""
         return render("explanation.html", title="The words that decided the answer", all=[self, *self.rest])
 
+    def __repr__(self) -> str:
+        return f"<Explanation of {self.answer!r}, logit {self.logit:.4f}, {len(self.words)} words>"
+
     def _repr_html_(self) -> str:
         height = 420 + 120 * len(self.rest)
         return render("frame.html", title="Explanation", page=self.render(), height=height)

@@ -382,7 +382,9 @@ def _load_own(path: str | pathlib.Path) -> Run:
 def _read(checkpoint: Checkpoint, others: Iterable[str] = ()) -> checkpoints.Checkpoint:
     """The checkpoint. others: names of arguments. Raises BertKerasError for those that are none of a BiLSTM's."""
     if unknown := [name for name in others if name not in BILSTM_SETTINGS]:
-        close = difflib.get_close_matches(unknown[0], ("labels", "seq_length", "multi", *BILSTM_SETTINGS), n=1)
+        close = difflib.get_close_matches(
+            unknown[0], ("labels", "seq_length", "multi", *BILSTM_SETTINGS), n=1
+        )
         known = f"did you mean {close[0]}?" if close else f"a BiLSTM has {', '.join(BILSTM_SETTINGS)}"
         ours = f"give {ARGUMENTS[unknown[0]]}" if unknown[0] in ARGUMENTS else known
         raise BertKerasError(f"there is no argument {unknown[0]}; {ours}.")
