@@ -52,7 +52,7 @@ def test_ten_updates_equal_tensorflow_s(on_jax, tmp_path):
     assert_same(on_jax, steps("tensorflow", "one", tmp_path))
 
 
-@pytest.mark.parametrize("how", ["data", "model"])
+@pytest.mark.parametrize("how", [pytest.param("data", marks=pytest.mark.slow), "model"])
 def test_ten_updates_on_two_devices_equal_one(how, on_jax, tmp_path):
     """By data: each device has half of a batch. By model: each has half of the feed-forward weights."""
     assert_same(steps("jax", how, tmp_path, *TWO_DEVICES), on_jax)

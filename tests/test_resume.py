@@ -96,7 +96,7 @@ WORKERS = [{1: EARLY[0]}, MIDDLE, dict.fromkeys((0, 1), LATE[0])]
     ("name", "where", "kills"),
     [
         pytest.param("pretraining", ONE, [EARLY, IN_SAVE], marks=pytest.mark.long, id="pretraining"),
-        pytest.param("class", ONE, [MIDDLE], marks=pytest.mark.long, id="class"),
+        pytest.param("class", ONE, [MIDDLE], marks=pytest.mark.slow, id="class"),
         pytest.param("class", TWO_REPLICAS, [EARLY], marks=pytest.mark.slow, id="class on replicas"),
         *(
             pytest.param(name, TWO_REPLICAS, [MIDDLE], marks=pytest.mark.slow, id=f"{name} on replicas")
