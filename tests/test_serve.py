@@ -1,5 +1,6 @@
 """The development server answers as the SavedModel does, in the forms of TensorFlow Serving."""
 
+import argparse
 import base64
 import dataclasses
 import http.client
@@ -8,15 +9,17 @@ import re
 import subprocess
 import urllib.request
 from contextlib import closing
+from pathlib import Path
 
 import forked
 import numpy as np
 import pytest
 import tensorflow as tf
 from exports import CASES, untrained
-from runs import ROOT, VOCABULARY, bare_environment, shell_command, texts, write_checkpoint
+from runs import ROOT, VOCABULARY, bare_environment, run_command, shell_command, texts, write_checkpoint
 from servers import ask, predict_request, prediction_stub
 
+from bert_keras.savedmodels import commands
 from bert_keras.savedmodels.export import export
 from bert_keras.savedmodels.model_card import model_card
 from bert_keras.savedmodels.server import Server
@@ -296,3 +299,20 @@ def test_the_command(folder):
         finally:
             process.terminate()
         assert process.wait(timeout=60) == 0
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("forked_answers")
+def test_a_run_is_exported_to_be_served_and_then_removed(finished):
+    given = argparse.Namespace(folder=None, checkpoint=None, run=[str(finished("class").run)])
+    with commands._folder_to_serve(given) as served:
+        assert load(served).signatures["serving_default"](sentence=tf.constant(["a joy"]))[
+            "probabilities"
+        ].shape == (1, 2)
+    assert not Path(served).exists()
+
+
+@pytest.mark.parametrize("flags", [(), ("folder", "--run", "run"), ("--run", "run", "--checkpoint", "other")])
+def test_one_thing_is_served(capfd, flags):
+    code, _, err = run_command(capfd, "serve", *flags)
+    assert code == 1 and "give the folder of an export, or --run, or --checkpoint" in err
