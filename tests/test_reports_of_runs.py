@@ -105,6 +105,10 @@ def test_planted_label_errors_are_the_most_confident_mistakes(tmp_path, monkeypa
     assert [row[0] for row in losses] == [1, 2, 3, 4] and losses[0][1] > losses[3][1]
     assert content(tmp_path / "report")["measures"] == report.content["measures"]
     assert report._repr_html_().startswith("<iframe") and "<h1>" not in report._repr_html_()
+    texts = pytest.importorskip("pandas").Series(given["texts"], [f"r{i}" for i in range(200)])
+    named = model.report(texts, given["labels"], tmp_path / "named").sections["Mistakes"][0].rows
+    assert {row[0] for row in named[:5]} == {f"r{i}" for i in given["planted"]}
+    assert "\nr199," in (tmp_path / "named" / "examples.csv").read_text(encoding="utf-8-sig")
     other = model.report(*labelled, compare=bk.classifier(tiny, ["bad", "good"])).content["comparison"]
     assert (
         other["low"] > 0 and other["p_value"] < 0.01 and other["models"] == ["this model", "the other model"]

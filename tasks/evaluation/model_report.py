@@ -12,6 +12,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from bert_keras.io.files import write_json
 from bert_keras.io.folders import Existing, atomic_folder
 from bert_keras.io.formats import made_by
@@ -86,6 +88,7 @@ def make_report(
     history: Sequence[Mapping[str, float]] = (),
     compared: tuple[str, Any, Arrays] | None = None,
     caution: str = "",
+    index: Any = None,
 ) -> ModelReport:
     """Measures predictions, with 95 % intervals, and collects the tables of a page.
 
@@ -93,10 +96,15 @@ def make_report(
     history: the values of each epoch by name, as in results.json
     compared: a second model on the same examples: its name, its task with its own numbers, such as a threshold, its predictions
     caution: TRAINED, CHOSEN or nothing
+    index: the name of each raw example, such as the index of a data frame; None counts them from 0
 
     Raises BertKerasError as `evaluate` does, and for a measure that is not a finite number.
     """
     found = measure(model, task, predictions, raw)
+    judged = found.judged
+    if judged is not None and index is not None:
+        judged = dataclasses.replace(judged, rows=np.asarray(index, object)[judged.rows])
+        found = dataclasses.replace(found, judged=judged)
     samples = resample(found.of_rows, found.rows)
     rows = [(key, value, *interval(samples[key])) for key, value in found.values.items()]
     about = (
@@ -111,7 +119,7 @@ def make_report(
         "Measures": [Table("All measures", ("measure", "value", "from", "to"), rows, "", about)],
         "Comparison": differences,
         "Training": tables.learning_curves(history),
-        **_tables_of_examples(found.judged, [*own]),
+        **_tables_of_examples(judged, [*own]),
     }
     shown = {title: cut for title, made in sections.items() if (cut := [*map(_visible, made)])}
     measures = {key: {"value": value, "low": low, "high": high} for key, value, low, high in rows}
@@ -134,7 +142,7 @@ def make_report(
         "tables": [as_plain(table) for made in shown.values() for table in made],
         "made_by": made_by(),
     }
-    return ModelReport(content=content, sections=shown, judged=found.judged)
+    return ModelReport(content=content, sections=shown, judged=judged)
 
 
 def _tables_of_examples(judged: Judged | None, own: list[Table]) -> dict[str, Any]:

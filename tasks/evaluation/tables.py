@@ -94,7 +94,7 @@ def mistakes(judged: Judged) -> Iterator[Table]:
     title = "The most confident mistakes" if judged.confidence is not None else "The largest errors"
     about = (
         f"{len(worst)} of {len(wrong)} mistakes. Read them: some labels may be wrong, and not the model. Examples are counted "
-        "from 0 in the order in which they were measured; examples.csv has all of them."
+        "from 0 in the measured data, or have the names of its index; examples.csv has all of them."
     )
     more = {} if judged.confidence is None else {"confidence": judged.confidence}
     columns = ("example", *judged.texts, "gold", "predicted", *more)

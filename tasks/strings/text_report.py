@@ -15,6 +15,7 @@ from bert_keras.io.paths import to_path
 from bert_keras.tasks.evaluation.measured import check_comparable
 from bert_keras.tasks.evaluation.model_report import ModelReport, make_report, write_reports
 from bert_keras.tasks.strings import text_data
+from bert_keras.tasks.strings.predictions import index_of
 
 
 class Reported:
@@ -59,7 +60,7 @@ class Reported:
                 compared = "the other model", compare.problem, other
         about: Any = {"name": problem.kind, "model": "this model", "split": "the given texts"}
         history = _by_epoch(getattr(self, "history", None))
-        report = make_report(problem, *found, history=history, compared=compared, **about)
+        report = make_report(problem, *found, history=history, compared=compared, index=index_of(x), **about)
         if folder is not None:
             write_reports({"": report}, to_path(folder))
         return report
