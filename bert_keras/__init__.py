@@ -1,6 +1,5 @@
 """BERT for TensorFlow and Keras 3. Each public name is imported at its first use (PEP 562)."""
 
-import difflib
 import importlib
 import importlib.abc
 import sys
@@ -187,6 +186,8 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 
 def _about_missing(name: str) -> str:
+    import difflib
+
     from bert_keras.io.other_names import our_name
 
     ours = our_name(name)

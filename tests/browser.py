@@ -54,7 +54,7 @@ def requests_of(browser: Any) -> list[str]:
 
 
 def errors_of(browser: Any) -> list[str]:
-    """What the console has got since the last call: errors and warnings."""
+    """The errors and warnings in the console since the last call."""
     return [entry["message"] for entry in browser.get_log("browser")]
 
 

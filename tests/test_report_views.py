@@ -124,7 +124,7 @@ def test_the_curve_has_points_of_tau_curve_and_the_answered_share():
 
 
 def predictions_of_spans(predictions):
-    """What `decode` gives of the spans, with no places."""
+    """The outputs of `decode` for the spans, without places."""
     count = len(predictions["null_odds"])
     places = {name: np.zeros((count, 1), np.int32) for name in ("nbest_starts", "nbest_ends")}
     places |= {f"nbest_character_{side}": np.zeros((count, 1), np.int32) for side in ("starts", "ends")}

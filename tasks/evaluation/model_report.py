@@ -33,7 +33,7 @@ LONGEST = 300  # letters of a text on a page; examples.csv has the rest
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelReport:
-    """What a page shows. A notebook shows it as the page.
+    """The content of a page, which a notebook shows.
 
     content: plain JSON: "task", "model", "split", "examples", "measure", "baseline", "measures" with their intervals, "sentence",
         "comparison" and "tables"

@@ -76,9 +76,8 @@ class FineTuningMonitor(Monitor):
         self._run = Run(task=task, preprocess=preprocess, model=trained.network, path=path)
         self._trained, self._vectors, self._examples, self._hparams = trained, vectors, examples, hparams
         self._strategy_name, self._origin, self._report = strategy_name, origin, report
-        self._kept: tuple[Task, Arrays, Arrays] | None = (
-            None  # the task, predictions and raw examples of the best epoch
-        )
+        # The task, predictions and raw examples of the best epoch, for its report.
+        self._kept: tuple[Task, Arrays, Arrays] | None = None
         answers = trained.network if vectors is None else on_vectors(trained, vectors)
         self._predict = predictor(task, preprocess, answers)
         self.others = [keras.callbacks.TensorBoard(path / LOGS, write_graph=False)]

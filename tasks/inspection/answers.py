@@ -5,7 +5,6 @@ none where the model found nothing, such as no entity.
 """
 
 import functools
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,9 +20,8 @@ from bert_keras.tasks.problems.multiple_choice import ENDINGS, MultipleChoice
 from bert_keras.tasks.problems.question_answering import QuestionAnswering
 from bert_keras.tasks.problems.tag_decoding import decode_words
 from bert_keras.tasks.problems.tagging import Tagging
+from bert_keras.tasks.report import Arrays
 from bert_keras.tasks.task import Problem, Raw
-
-Arrays = Mapping[str, np.ndarray]
 
 
 class Answer(NamedTuple):

@@ -139,7 +139,8 @@ def explain_example(
     windows = len(arrays[INPUT_WORD_IDS]) if run.task.windowed else 1
     for answer in answers_of(run.task, outputs, arrays, raw):
         logit = _Logit(run, reading.one_row(rows, answer.row), inputs, answer)
-        scores, error, steps_taken = _score(logit, method, steps)
+        ends = logit.at(logit.text), logit.at(logit.baseline)
+        scores, error, steps_taken = _score(logit, method, steps, difference=ends[0] - ends[1])
         texts = [value if isinstance(value, str) else value[answer.row] for value in example.values()]
         words = reading.find_words(run.preprocess.tokenizer, logit.row, texts)
         explained.append(
@@ -149,8 +150,8 @@ def explain_example(
                 tokens=tuple(reading.token_names(run.preprocess.tokenizer, logit.row)),
                 token_scores=scores,
                 answer=answer.name,
-                logit=logit.at(logit.text),
-                baseline_logit=logit.at(logit.baseline),
+                logit=ends[0],
+                baseline_logit=ends[1],
                 completeness_error=error,
                 method=method,
                 steps=steps_taken,
@@ -220,11 +221,15 @@ class _Logit:
         return (way.numpy() * mean).sum(axis=-1)
 
 
-def _score(logit: _Logit, method: str, steps: int) -> tuple[np.ndarray, float | None, int]:
-    """The scores of the tokens, float64 [S], the completeness error and the steps taken. Warns of an error over 1 %."""
+def _score(
+    logit: _Logit, method: str, steps: int, *, difference: float
+) -> tuple[np.ndarray, float | None, int]:
+    """The scores of the tokens, float64 [S], the completeness error and the steps taken. Warns of an error over 1 %.
+
+    difference: of the logit of the text from that of the baseline
+    """
     if method != METHODS[0]:
         return logit.scores(tf.zeros_like(logit.text), np.ones(1), np.ones(1)), None, 1
-    difference = logit.at(logit.text) - logit.at(logit.baseline)
     while True:
         points, weights = np.polynomial.legendre.leggauss(steps)
         scores = logit.scores(logit.baseline, (points + 1) / 2, weights / 2)
