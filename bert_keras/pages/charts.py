@@ -66,9 +66,17 @@ def _bars(axes: Any, table: Drawable) -> None:
 
 
 def _lines(axes: Any, table: Drawable) -> None:
-    """The first column runs along x; each further column is a line, but not a count. None leaves a point out."""
+    """The first column runs along x; each further column is a line. None leaves a point out. Counts stand above."""
     for i, name in enumerate(table.columns[1:]):
         if all(isinstance(row[i + 1], int) for row in table.rows):
+            above = {
+                "transform": axes.get_xaxis_transform(),
+                "ha": "center",
+                "va": "bottom",
+                "fontsize": "small",
+            }
+            for row in table.rows:
+                axes.text(row[0], 1.01, f"{row[i + 1]:,}", color=QUIET, **above)
             continue
         points = [(row[0], row[i + 1]) for row in table.rows if row[i + 1] is not None]
         if points:

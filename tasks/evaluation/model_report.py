@@ -18,6 +18,7 @@ from bert_keras.io.files import write_json
 from bert_keras.io.folders import Existing, atomic_folder
 from bert_keras.io.formats import made_by
 from bert_keras.io.paths import to_path
+from bert_keras.pages.charts import shorten
 from bert_keras.pages.page import render
 from bert_keras.tasks.evaluation import tables
 from bert_keras.tasks.evaluation.intervals import interval, resample
@@ -28,7 +29,7 @@ PAGE, JSON, EXAMPLES = "report.html", "report.json", "examples.csv"
 # Why a measure is too high.
 TRAINED = "The model has learned from these examples, so the measure says little about other texts."
 CHOSEN = "These examples chose the epoch, so the measure is a little too high; measure others before you rely on it."
-LONGEST = 300  # letters of a text on a page; examples.csv has the rest
+LONGEST = 300  # letters of a text on a page, the mark of a cut included; examples.csv has the rest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -177,7 +178,7 @@ def _visible(table: Table) -> Table:
         value = plain(value)
         if not isinstance(value, str):
             return value
-        return visible(value if len(value) <= LONGEST else f"{value[:LONGEST]}…")
+        return visible(shorten(value, LONGEST))
 
     rows = [tuple(map(show, row)) for row in table.rows]
     return table._replace(rows=rows, columns=tuple(map(show, table.columns)))

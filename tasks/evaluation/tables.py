@@ -77,8 +77,8 @@ def calibration(judged: Judged) -> Iterator[Table]:
     error = sum(count * abs(right - sure) for sure, right, _, count in rows) / len(judged.right)
     about = (
         "A model that says 0.8 should be right in 8 of 10 cases: points on the line of dashes. Points under it mean that the "
-        "model is too sure; points of few examples say little. The expected calibration error, the mean distance from this line, "
-        f"is {error:.4f}."
+        "model is too sure. The numbers above count examples: points of few examples say little. The expected calibration error, "
+        f"the mean distance from this line, is {error:.4f}."
     )
     columns = ("confidence", "share that is right", "as sure as right", "examples")
     yield Table("Confidence and truth", columns, rows, _lines(rows), about)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bert_keras.pages.charts import shorten
 from bert_keras.pages.page import render
 from bert_keras.tasks.report import Table
 from bert_keras.tasks.runs.facts import facts_of
@@ -24,7 +25,13 @@ def show_run(run: Any, measures: Mapping[str, float], *, title: str, measured: s
     facts = {name: value for name, value in facts_of(run).items() if value != "" and name not in _FILES}
     trained = sum(math.prod(one.shape) for one in run.model.trainable_variables)
     facts["parameters that train"] = f"{trained:,}"
-    tables = [Table(title, ("property", "value"), [(name, _cut(value)) for name, value in facts.items()])]
+    tables = [
+        Table(
+            title,
+            ("property", "value"),
+            [(name, shorten(value, _CHARACTERS)) for name, value in facts.items()],
+        )
+    ]
     if measures:
         rows = [(name, float(value)) for name, value in measures.items()]
         tables.append(Table(measured, ("measure", "value"), rows))
@@ -35,10 +42,5 @@ def show_rows(rows: Sequence[Mapping[str, str]], count: int) -> str:
     """The first rows of `count` predictions, each as `Report.show` gives it."""
     title = f"predictions for {count:,} {'text' if count == 1 else 'texts'}"
     title += f", the first {len(rows)}" if len(rows) < count else ""
-    cells = [tuple(map(_cut, row.values())) for row in rows]
+    cells = [tuple(shorten(value, _CHARACTERS) for value in row.values()) for row in rows]
     return render("notebook.html", tables=[Table(title, tuple(rows[0]), cells)])
-
-
-def _cut(text: Any) -> str:
-    text = str(text)
-    return text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]} ..."
