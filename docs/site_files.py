@@ -5,13 +5,20 @@ A page keeps its links as they work in the repository: docs/x.md becomes /x/, an
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
-from mkdocs.structure.files import File
+from mkdocs.structure.files import File, InclusionLevel
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")  # pages outside docs/
-OUTSIDE = re.compile(r"\]\(\.\./([^)#]+)")
+LINK = re.compile(r"\]\(([^)#:\s]+)")  # to a file
+NAMED = re.compile(r"\[[\w/]+\.md\]\(([\w/.]+\.md)")  # to a page, by its name
+
+
+def links(path: Path) -> Iterator[Path]:
+    """The files outside docs/ that a page links to."""
+    found = {(path.parent / name).resolve() for name in LINK.findall(path.read_text(encoding="utf-8"))}
+    yield from (file for file in sorted(found) if file.is_file() and not file.is_relative_to(ROOT / "docs"))
 
 
 def notebook(path: Path) -> str:
@@ -24,26 +31,41 @@ def notebook(path: Path) -> str:
 
 
 def on_files(files, config, **_):
-    """Adds what is outside docs/."""
-    linked = {*PAGES}
+    """Adds what is outside docs/: the pages that the navigation names, all that pages link to, and the notebooks."""
+    waiting = [ROOT / name for name in re.findall(r'"([\w/]+\.md)"', json.dumps(config.nav))]
+    waiting = [path for path in waiting if path.is_file()]
     for page in files.documentation_pages():
-        linked |= {*OUTSIDE.findall(page.content_string)}
-    for path in sorted(ROOT.glob("examples/notebooks/*")):
-        linked.add(path.relative_to(ROOT).as_posix())
+        waiting += links(Path(page.abs_src_path))
+    waiting += (path for path in ROOT.glob("examples/notebooks/*") if path.is_file())
+    added: set[Path] = set()
+    while waiting:
+        path = waiting.pop()
+        name = path.relative_to(ROOT)
+        if path in added:
+            continue
+        added.add(path)
+        if path.suffix == ".md":
+            waiting += links(path)
         if path.suffix == ".ipynb":
-            name = path.relative_to(ROOT).with_suffix(".md").as_posix()
-            files.append(File.generated(config, name, content=notebook(path)))
-    for name in sorted(linked):
-        if (ROOT / name).is_file():
-            files.append(File(name, str(ROOT), config.site_dir, config.use_directory_urls))
+            files.append(File.generated(config, name.with_suffix(".md").as_posix(), content=notebook(path)))
+        place = (str(ROOT), config.site_dir, config.use_directory_urls)
+        files.append(File(name.as_posix(), *place, inclusion=InclusionLevel.NOT_IN_NAV))
     return files
 
 
 def on_page_markdown(markdown, page, **_):
-    """Links as the site has its files: without docs/."""
+    """Links as the site has its files: without docs/. A link that shows the name of a page shows its title."""
+    here = Path(page.file.abs_src_path).parent if page.file.abs_src_path else ROOT
+
+    def titled(link):
+        if not (here / link[1]).is_file():
+            return link[0]
+        title = (here / link[1]).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        return f"[{title}]({link[1]}"
+
+    markdown = NAMED.sub(titled, markdown)
     if page.file.src_dir == str(ROOT):
-        markdown = re.sub(
-            r"(?m)^(\*\*.+\*\*)\n- ", r"\1\n\n- ", markdown
-        )  # a list after a line of text, as GitHub reads it
+        # A list may follow a line of text on GitHub; here a blank line stands between them.
+        markdown = re.sub(r"(?m)^(\*\*.+\*\*)\n- ", r"\1\n\n- ", markdown)
         return re.sub(r"(\]\((?:\.\./)*)docs/", r"\1", markdown)
     return markdown.replace("](../", "](") if "/" not in page.file.src_uri else markdown
