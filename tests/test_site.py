@@ -5,7 +5,9 @@ The build needs the extra `docs`.
 
 import functools
 import http.server
+import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -41,8 +43,8 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The address of the built site, on this machine."""
+def folder(tmp_path_factory):
+    """The built site."""
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, "-c", BUILD, str(folder)],
@@ -51,18 +53,39 @@ def site(tmp_path_factory):
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    with http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(Quiet, directory=folder)
-    ) as server:
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(folder):
+    """The address of the built site, on this machine."""
+    handler = functools.partial(Quiet, directory=folder)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/"
         server.shutdown()
 
 
+# An entry of the API -> an argument, with the value of its default, and its meaning.
+ENTRIES = {
+    "api/strings/#bert_keras.classifier": "doc_stride (int | None, default: None ) – tokens between",
+    "api/encoder/#bert_keras.BertConfig": "norm_epsilon (float, default: 1e-12 ) – epsilon of layer",
+    "api/settings/#bert_keras.tasks.hparams.PretrainHparams": "learning_rate (float, default: 0.0001 ) – the highest",
+    "api/tasks/#bert_keras.Problem": "model_features (tuple[str, ...]) – ",
+}
+
+
+@pytest.mark.parametrize("place", ENTRIES)
+def test_docstrings_and_settings_become_arguments_with_defaults(folder, place):
+    index = json.loads((folder / "search" / "search_index.json").read_text(encoding="utf-8"))
+    (text,) = (entry["text"] for entry in index["docs"] if entry["location"] == place)
+    assert ENTRIES[place] in " ".join(re.sub(r"<[^>]+>", "", text).split())
+
+
 PAGES = {
     "": "Two commands",
-    "api/strings/": "doc_stride (int | None, default: None ) – tokens between the starts of two windows",
+    "api/inspection/": "as predict takes them",
     "examples/notebooks/string_to_answer/": "The tokenizer runs in TensorFlow's graph.",
 }
 
