@@ -13,6 +13,7 @@ from mkdocs.structure.files import File, InclusionLevel
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"\]\(([^)#:\s]+)")  # to a file
 NAMED = re.compile(r"\[[\w/]+\.md\]\(([\w/.]+\.md)")  # to a page, by its name
+WHOLE = re.compile(r"\[([^\]]+)\]\(([^)#:\s]+)\)")
 
 
 def links(path: Path) -> Iterator[Path]:
@@ -54,7 +55,10 @@ def on_files(files, config, **_):
 
 
 def on_page_markdown(markdown, page, **_):
-    """Links as the site has its files: without docs/. A link that shows the name of a page shows its title."""
+    """Links as the site has its files: without docs/, and without links to folders, which have no page.
+
+    A link that shows the name of a page shows its title.
+    """
     here = Path(page.file.abs_src_path).parent if page.file.abs_src_path else ROOT
 
     def titled(link):
@@ -63,7 +67,10 @@ def on_page_markdown(markdown, page, **_):
         title = (here / link[1]).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
         return f"[{title}]({link[1]}"
 
-    markdown = NAMED.sub(titled, markdown)
+    def unlinked(link):
+        return link[1] if (here / link[2]).is_dir() else link[0]
+
+    markdown = WHOLE.sub(unlinked, NAMED.sub(titled, markdown))
     if page.file.src_dir == str(ROOT):
         # A list may follow a line of text on GitHub; here a blank line stands between them.
         markdown = re.sub(r"(?m)^(\*\*.+\*\*)\n- ", r"\1\n\n- ", markdown)
