@@ -69,16 +69,20 @@ def sideways(browser: Any) -> int:
 RULES = ("wcag2a", "wcag2aa", "wcag21aa", "best-practice")
 
 
-def check_accessible(browser: Any, *, rules: Sequence[str] = RULES) -> None:
-    """Fails with the rules of axe-core that the open page breaks, which must have scripts on; skips without axe-core."""
+def check_accessible(browser: Any, *, rules: Sequence[str] = RULES, but: Sequence[str] = ()) -> None:
+    """Fails with the rules of axe-core that the open page breaks, which must have scripts on; skips without axe-core.
+
+    but: names of rules that are left out
+    """
     found = importlib.util.find_spec("axe_core_python")  # its file alone: we drive Chromium with selenium
     if found is None or found.origin is None:
         pytest.skip("no axe-core: install the `test` extra, which has axe-core-python")
     browser.execute_script(Path(found.origin).with_name("axe.min.js").read_text(encoding="utf-8"))
     broken = browser.execute_async_script(
-        "const done = arguments[1];"
-        "axe.run(document, {runOnly: arguments[0]}).then(found => done(found.violations), error => done([String(error)]))",
+        "const [runOnly, rules, done] = arguments;"
+        "axe.run(document, {runOnly, rules}).then(found => done(found.violations), error => done([String(error)]))",
         list(rules),
+        {name: {"enabled": False} for name in but},
     )
     told = [
         f"{rule['id']}: {rule['help']}: {[node['html'][:200] for node in rule['nodes'][:3]]}"

@@ -3,7 +3,7 @@
 One folder stands for the reader's: it holds what the documents name, as small as it gets.
 """
 
-import importlib.util
+import dataclasses
 import os
 import pathlib
 import re
@@ -16,7 +16,10 @@ import runs
 import tensorflow as tf
 from test_hub_layer import Lengths, saved
 
+import bert_keras
 from bert_keras.cli.main import parser
+from bert_keras.tasks import hparams, options
+from bert_keras.tasks.study import study_options
 
 DOCUMENTS = [
     "README.md",
@@ -49,7 +52,7 @@ NOT_RUN = {
     "hf": "downloads from the Hugging Face Hub",
     "python": "trains for hours; benchmarks/README.md says when it was run",
 }
-# Our commands that are read by their own parser but do not run here. All others of README.md run.
+# Our commands that are read by their own parser but do not run here. All others of docs/commands.md run.
 NOT_RUN_HERE = {
     "bert-keras demo": "downloads 90 MB; `.ci/run` or a person runs it",
     "bert-keras serve": "waits for requests; test_serve.py",
@@ -158,14 +161,14 @@ def test_every_block_is_python_or_a_command_or_a_listing(document):
     assert code == [], "Python stands in ```python blocks, which run"
 
 
-def test_the_api_page_is_what_the_docstrings_say():
-    path = runs.ROOT / "docs" / "make_api.py"
-    spec = importlib.util.spec_from_file_location("make_api", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert module.page() == text_of("docs/api.md"), "docs/api.md is old: python docs/make_api.py"
-    names = {name for names in module.SECTIONS.values() for name in names}
-    assert names == {*module.bert_keras.__all__}, "every public name has a section"
+def test_every_public_name_and_every_class_of_settings_is_on_a_page_of_the_api():
+    pages = [path.read_text(encoding="utf-8") for path in (runs.ROOT / "docs" / "api").glob("*.md")]
+    named = re.findall(r"(?m)^::: (\S+)$", "\n".join(pages))
+    assert len(named) == len({*named})
+    assert {f"bert_keras.{name}" for name in bert_keras.__all__} <= {*named}
+    classes = [kind for module in (hparams, options, study_options) for kind in vars(module).values()]
+    settings = {f"{kind.__module__}.{kind.__name__}" for kind in classes if dataclasses.is_dataclass(kind)}
+    assert {name for name in settings if "options" in name or "hparams" in name} <= {*named}
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -223,8 +226,8 @@ def test_the_parts_in_a_model_train_without_a_word_but_keras_bar(tmp_path, monke
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")  # Keras' own
-def test_readme_runs(reader, capfd):
-    runnable = [line for line in commands("README.md") if not line.startswith(tuple(NOT_RUN_HERE))]
+def test_the_list_of_commands_and_the_readme_run(reader, capfd):
+    runnable = [line for line in commands("docs/commands.md") if not line.startswith(tuple(NOT_RUN_HERE))]
     assert len(runnable) >= 8
     for line in sorted(runnable, key=lambda line: not line.startswith("bert-keras finetune")):
         code, _, err = runs.run_command(capfd, *shlex.split(line)[1:])

@@ -86,7 +86,7 @@ def there(folder, monkeypatch) -> Path:
     return folder
 
 
-OLD_BLOCKS = re.findall(r"(?s)```python old\n(.*?)```", PAGE)
+OLD_BLOCKS = re.findall(r'(?s)```python title="old"\n(.*?)```', PAGE)
 
 
 def test_the_old_code_is_python():
