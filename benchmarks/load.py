@@ -23,6 +23,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -165,13 +166,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         others = machine.Others(lambda: [server.pid])
         for protocol, size, clients in itertools.product(ports, ROWS, CLIENTS):
             requests = bodies(protocol, [*example], texts, size)
-            before, began = (machine_seconds(), machine._used(server.pid)), time.perf_counter()
+            before, began = (client_seconds(), server_seconds(ports["rest"])), time.perf_counter()
             row = {"protocol": protocol, "rows": size, "clients": clients}
             row |= measure(protocol, ports[protocol], requests, clients, args.seconds)
             wall = time.perf_counter() - began
             row["rows/s"] = size * row["requests/s"]
-            row["client cores"] = (machine_seconds() - before[0]) / wall
-            row["server cores"] = (machine._used(server.pid) - before[1]) / wall
+            row["client cores"] = (client_seconds() - before[0]) / wall
+            row["server cores"] = (server_seconds(ports["rest"]) - before[1]) / wall
             rows.append(row)
             print(*(form.format(row[name]) for name, form in COLUMNS.items()), sep="\t", flush=True)
         share = others.share() or 0.0
@@ -183,10 +184,18 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return {"machine": machine.name(), "texts": said, "seconds": args.seconds, "others": share, "rows": rows}
 
 
-def machine_seconds() -> float:
+def client_seconds() -> float:
     """CPU seconds of this process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
+
+
+def server_seconds(port: int) -> float:
+    """CPU seconds of the server, by its own metrics."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as response:
+        text = response.read().decode()
+    (found,) = re.findall(r"(?m)^process_cpu_seconds_total (\S+)$", text)
+    return float(found)
 
 
 def main() -> int:

@@ -424,11 +424,13 @@ def serve(arguments):
 def test_a_signal_ends_the_server_after_the_requests_that_run(number, made):
     """Python's last garbage collection goes through the graphs of the model for seconds; a container is killed meanwhile."""
     code = f"import sys; sys.path.append({str(Path(__file__).parent)!r}); import test_server_versions as t; t.serve(sys.argv[1:])"
-    arguments = ["-c", code, made, "--port", "0", "--no-grpc"]
+    arguments = ["-c", code, made, "--port", "0", "--no-grpc", "--host", "0.0.0.0"]
     with jobs.started(arguments, workers=1, fresh=True) as (process,):
         out, until = Path(process.paths[0]), time.monotonic() + 120
         while "curl" not in out.read_text() and process.poll() is None and time.monotonic() < until:
             time.sleep(0.05)
+        warning = "warning: other machines reach this server on 0.0.0.0, without a password and without TLS\n"
+        assert out.read_text().startswith(warning)
         port = int(re.search(r"REST on 127.0.0.1:(\d+)", out.read_text())[1])
         server = type("Running", (), {"port": port})
         answers = []
