@@ -255,13 +255,9 @@ def _run_serve(args: argparse.Namespace) -> None:
         stack.enter_context(watcher)
         server = stack.enter_context(Server(versions, options, log=log, **allowed))
         if options.beyond_loopback:
-            print(
-                f"warning: other machines reach this server on {options.host}, without a password and without TLS"
-            )
+            print(f"warning: other machines reach this server on {options.host}: no password, no TLS")
         else:
-            print(
-                "development server, reachable from this machine only; use TensorFlow Serving in production"
-            )
+            print("reachable from this machine only; docs/deploy.md says what production needs")
         host, numbers = options.own_host, ", ".join(map(str, versions.served))
         listening = f"{versions.name} version {numbers}: REST on {host}:{server.port}"
         print(listening + (f", gRPC on {host}:{server.grpc_port}" if server.grpc_port else ""))

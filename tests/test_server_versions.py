@@ -429,7 +429,7 @@ def test_a_signal_ends_the_server_after_the_requests_that_run(number, made):
         out, until = Path(process.paths[0]), time.monotonic() + 120
         while "curl" not in out.read_text() and process.poll() is None and time.monotonic() < until:
             time.sleep(0.05)
-        warning = "warning: other machines reach this server on 0.0.0.0, without a password and without TLS\n"
+        warning = "warning: other machines reach this server on 0.0.0.0: no password, no TLS\n"
         assert out.read_text().startswith(warning)
         port = int(re.search(r"REST on 127.0.0.1:(\d+)", out.read_text())[1])
         server = type("Running", (), {"port": port})
