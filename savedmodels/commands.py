@@ -189,6 +189,11 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         help="serve a run instead, or several as an ensemble: they are exported for this server",
     )
     add("--name", help="the name of the model in requests (default: the folder's name)")
+    add(
+        "--model-config-file",
+        **PATH,
+        help="models.config with the versions and labels to serve, followed while it changes (default: that of the folder)",
+    )
     add_flags(parser, ServerOptions)
     add(
         "--allow-host",
@@ -237,24 +242,28 @@ def _run_serve(args: argparse.Namespace) -> None:
     check_paths(args)
     start()
     from bert_keras.savedmodels.server import Server
-    from bert_keras.savedmodels.server.served import HOST
+    from bert_keras.savedmodels.server.log import stamped
     from bert_keras.savedmodels.server.versions import Watcher
 
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(_folder_to_serve(args))
-        watcher = Watcher(folder, name=args.name, seconds=options.poll_seconds, log=note)
+        log, config = stamped(note), args.model_config_file
+        watcher = Watcher(folder, name=args.name, config=config, seconds=options.poll_seconds, log=log)
         versions, allowed = watcher.versions, {"hosts": args.allow_host, "origins": args.allow_origin}
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         stack.enter_context(contextlib.suppress(KeyboardInterrupt))
         stack.enter_context(watcher)
-        server = stack.enter_context(Server(versions, options, log=note, **allowed))
-        print("development server, reachable from this machine only; use TensorFlow Serving in production")
-        numbers = ", ".join(map(str, versions.served))
-        listening = f"{versions.name} version {numbers}: REST on {HOST}:{server.port}"
-        print(listening + (f", gRPC on {HOST}:{server.grpc_port}" if server.grpc_port else ""))
+        server = stack.enter_context(Server(versions, options, log=log, **allowed))
+        if options.beyond_loopback:
+            print(f"warning: other machines reach this server on {options.host}: no password, no TLS")
+        else:
+            print("reachable from this machine only; docs/deploy.md says what production needs")
+        host, numbers = options.own_host, ", ".join(map(str, versions.served))
+        listening = f"{versions.name} version {numbers}: REST on {host}:{server.port}"
+        print(listening + (f", gRPC on {host}:{server.grpc_port}" if server.grpc_port else ""))
         if not options.no_page:
-            print(f"try it in a browser: http://{HOST}:{server.port}/")
-        address, body = versions.example_request(f"{HOST}:{server.port}")
+            print(f"try it in a browser: http://{host}:{server.port}/")
+        address, body = versions.example_request(f"{host}:{server.port}")
         print(f"curl -d {shlex.quote(body)} {address}", flush=True)
         server.wait()
     raise EndNow(0)

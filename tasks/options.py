@@ -5,6 +5,7 @@ Those of studies are in tasks/study/study_options.py.
 
 import dataclasses
 import difflib
+import ipaddress
 from collections.abc import Mapping
 from typing import Any
 
@@ -363,6 +364,7 @@ class HubOptions(Checked):
 class ServerOptions(Checked):
     """Options for the development server."""
 
+    host: str = setting("127.0.0.1", help="IP address to listen on; 0.0.0.0 is every address of this machine")
     port: int = setting(8501, help="port for REST; 0 picks a free port", at_least=0, at_most=MAX_PORT)
     grpc_port: int = setting(8500, help="port for gRPC; 0 picks a free port", at_least=0, at_most=MAX_PORT)
     no_grpc: bool = setting(False, help="serve only REST, which needs no extra package")
@@ -374,6 +376,26 @@ class ServerOptions(Checked):
     max_rows: int = setting(1_000, help="most rows in a request", over=0)
     max_text: int = setting(1_000_000, help="most bytes of text in a request", over=0, at_most=MAX_TEXT)
     max_seconds: float = setting(60.0, help="time limit for a request in seconds", over=0, at_most=DAY)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            ipaddress.ip_address(self.host)
+        except ValueError:
+            raise wrong_setting(self, "host", "an IP address, such as 127.0.0.1, 0.0.0.0 or ::") from None
+
+    @property
+    def beyond_loopback(self) -> bool:
+        """True if other machines may reach the server."""
+        return not ipaddress.ip_address(self.host).is_loopback
+
+    @property
+    def own_host(self) -> str:
+        """The host of the server's addresses, as this machine reaches it."""
+        address = ipaddress.ip_address(self.host)
+        if address.is_unspecified:
+            return "127.0.0.1"
+        return f"[{address}]" if address.version == 6 else str(address)
 
     @property
     def max_message(self) -> int:

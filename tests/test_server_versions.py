@@ -301,7 +301,7 @@ def lines_after(lines, count=1):
     until = time.monotonic() + 20
     while len(lines) < count and time.monotonic() < until:
         time.sleep(0.01)
-    return [re.sub(r"\d+ ms$", "N ms", line) for line in lines]
+    return [re.sub(r"\d+ ms", "N ms", line) for line in lines]
 
 
 def test_each_request_is_a_line(logged, made):
@@ -311,7 +311,12 @@ def test_each_request_is_a_line(logged, made):
     ask(server, "/v1/models/%C3%A9%0aGET")
     with prediction_stub(server) as stub:
         stub.Predict(predict_request("tiny", {"text": ["a"]}))
-    wanted = [f"POST {PREDICT} 200 N ms", "GET /v1/models/%C3%A9%0aGET 404 N ms", "gRPC Predict OK N ms"]
+    answered = "N ms version=3 signature=serving_default rows=1"
+    wanted = [
+        f"POST {PREDICT} 200 {answered}",
+        "GET /v1/models/%C3%A9%0aGET 404 N ms",
+        f"gRPC Predict OK {answered}",
+    ]
     assert sorted(lines_after(lines, 3)) == sorted(wanted)
     silent = []
     with Server(
@@ -419,11 +424,13 @@ def serve(arguments):
 def test_a_signal_ends_the_server_after_the_requests_that_run(number, made):
     """Python's last garbage collection goes through the graphs of the model for seconds; a container is killed meanwhile."""
     code = f"import sys; sys.path.append({str(Path(__file__).parent)!r}); import test_server_versions as t; t.serve(sys.argv[1:])"
-    arguments = ["-c", code, made, "--port", "0", "--no-grpc"]
+    arguments = ["-c", code, made, "--port", "0", "--no-grpc", "--host", "0.0.0.0"]
     with jobs.started(arguments, workers=1, fresh=True) as (process,):
         out, until = Path(process.paths[0]), time.monotonic() + 120
         while "curl" not in out.read_text() and process.poll() is None and time.monotonic() < until:
             time.sleep(0.05)
+        warning = "warning: other machines reach this server on 0.0.0.0: no password, no TLS\n"
+        assert out.read_text().startswith(warning)
         port = int(re.search(r"REST on 127.0.0.1:(\d+)", out.read_text())[1])
         server = type("Running", (), {"port": port})
         answers = []
@@ -436,4 +443,5 @@ def test_a_signal_ends_the_server_after_the_requests_that_run(number, made):
         client.join()
     assert answers == [(200, {"predictions": [3]})]
     assert ended.returncode == 0 and "collected" not in ended.stdout and "Traceback" not in ended.stderr
-    assert re.search(r"^POST /v1/models/tiny:predict 200 \d+ ms$", ended.stderr, re.MULTILINE)
+    line = r"^\d{4}-\d\d-\d\dT[\d:.]{12}Z POST /v1/models/tiny:predict 200 \d+ ms version=3 signature=slow rows=1$"
+    assert re.search(line, ended.stderr, re.MULTILINE)

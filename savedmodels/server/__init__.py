@@ -1,13 +1,13 @@
-"""A development server: TensorFlow Serving's REST and gRPC Predict on loopback, for an exported folder.
+"""A server for an exported folder: TensorFlow Serving's REST and gRPC Predict, on loopback unless `--host` says otherwise.
 
     POST /v1/models/NAME[/versions/N]:predict      {"signature_name": ..., "instances": [...]} or {"inputs": {...}}
     GET  /v1/models/NAME[/versions/N][/metadata]
-    GET  /healthz, /readyz
+    GET  /healthz, /readyz, /metrics
     GET  /                                         a page for people
     gRPC PredictionService Predict and GetModelMetadata, ModelService GetModelStatus
 
 It limits rows, text and time: the limits are the fields of `bert_keras.tasks.options.ServerOptions`. It does not batch requests
-or serve several models: use TensorFlow Serving in production.
+or serve several models: docs/deploy.md compares it with TensorFlow Serving.
 gRPC needs the `serving` extra.
 
 Source: TensorFlow Serving, RESTful API and tensorflow_serving/apis.
@@ -20,6 +20,7 @@ from typing import Any, Self
 
 from bert_keras.errors import MissingPackageError
 from bert_keras.savedmodels.server.log import Log
+from bert_keras.savedmodels.server.metrics import Metrics
 from bert_keras.savedmodels.server.rest import DRAIN, Http
 from bert_keras.savedmodels.server.senders import Senders
 from bert_keras.savedmodels.server.versions import Versions
@@ -50,10 +51,10 @@ class Server:
         origins: Collection[str] = (),
         log: Log = lambda line: None,
     ) -> None:
-        senders = Senders(hosts, origins)
+        senders, metrics = Senders((*hosts, options.own_host), origins), Metrics(versions)
         self._ended = threading.Event()
         self._work = concurrent.futures.ThreadPoolExecutor(WORKERS, thread_name_prefix="request")
-        self._http = Http(versions, options, senders=senders, work=self._work, log=log)
+        self._http = Http(versions, options, senders=senders, work=self._work, metrics=metrics, log=log)
         self.port = self._http.port
         self._grpc: Any = None
         self.grpc_port: int | None = None
@@ -62,7 +63,7 @@ class Server:
         try:
             from bert_keras.savedmodels.server.grpc import serve
 
-            self._grpc, self.grpc_port = serve(versions, options, work=self._work, log=log)
+            self._grpc, self.grpc_port = serve(versions, options, work=self._work, metrics=metrics, log=log)
         except ImportError as error:
             self._http.close()
             raise MissingPackageError(

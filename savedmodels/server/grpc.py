@@ -23,14 +23,8 @@ from tensorflow_serving.apis import (
 )
 
 from bert_keras.savedmodels.server.log import Log, access_line
-from bert_keras.savedmodels.server.served import (
-    DEFAULT_SIGNATURE,
-    HOST,
-    MAX_ELEMENTS,
-    Call,
-    RequestError,
-    Served,
-)
+from bert_keras.savedmodels.server.metrics import Metrics
+from bert_keras.savedmodels.server.served import DEFAULT_SIGNATURE, MAX_ELEMENTS, Call, RequestError, Served
 from bert_keras.savedmodels.server.versions import Versions
 from bert_keras.tasks.options import ServerOptions
 
@@ -38,7 +32,12 @@ THREADS = 32  # the most requests that wait for an answer
 
 
 def serve(
-    versions: Versions, options: ServerOptions, *, work: concurrent.futures.Executor, log: Log
+    versions: Versions,
+    options: ServerOptions,
+    *,
+    work: concurrent.futures.Executor,
+    metrics: Metrics,
+    log: Log,
 ) -> tuple[Any, int]:
     """A listening server, and its port. work: runs the requests; log: as in `Http`. Raises OSError if it cannot listen."""
     server = grpc.server(
@@ -49,11 +48,12 @@ def serve(
             ("grpc.so_reuseport", 0),
         ],
     )
-    services = Services(versions, options, work, None if options.no_access_log else log)
+    services = Services(versions, options, work, metrics, None if options.no_access_log else log)
     prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(services, server)
     model_service_pb2_grpc.add_ModelServiceServicer_to_server(services, server)
     try:
-        bound = server.add_insecure_port(f"{HOST}:{options.grpc_port}")
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        bound = server.add_insecure_port(f"{host}:{options.grpc_port}")
     except RuntimeError as error:
         raise OSError(f"gRPC cannot listen on port {options.grpc_port}; give another --grpc-port.") from error
     server.start()
@@ -66,46 +66,58 @@ class Services(
     """PredictionService and ModelService for the versions of a model."""
 
     def __init__(
-        self, versions: Versions, options: ServerOptions, work: concurrent.futures.Executor, log: Log | None
+        self,
+        versions: Versions,
+        options: ServerOptions,
+        work: concurrent.futures.Executor,
+        metrics: Metrics,
+        log: Log | None,
     ) -> None:
         self._versions, self._options, self._work, self._log = versions, options, work, log
+        self._metrics = metrics
 
     def Predict(self, request: Any, context: Any) -> Any:
-        with self._access("Predict", context):
-            return self._reply(self._predict, request, context)
+        with self._access("Predict", context) as call:
+            return self._reply(self._predict, request, call, context)
 
     def GetModelMetadata(self, request: Any, context: Any) -> Any:
-        with self._access("GetModelMetadata", context):
-            return self._describe(self._metadata, request, context)
+        with self._access("GetModelMetadata", context) as call:
+            return self._describe(self._metadata, request, call, context)
 
     def GetModelStatus(self, request: Any, context: Any) -> Any:
-        with self._access("GetModelStatus", context):
-            return self._describe(self._status, request, context)
+        with self._access("GetModelStatus", context) as call:
+            return self._describe(self._status, request, call, context)
 
     def Classify(self, request: Any, context: Any) -> None:
-        _unimplemented("Classify", context)
+        with self._access("Classify", context):
+            _unimplemented("Classify", context)
 
     def Regress(self, request: Any, context: Any) -> None:
-        _unimplemented("Regress", context)
+        with self._access("Regress", context):
+            _unimplemented("Regress", context)
 
     def MultiInference(self, request: Any, context: Any) -> None:
-        _unimplemented("MultiInference", context)
+        with self._access("MultiInference", context):
+            _unimplemented("MultiInference", context)
 
     @contextlib.contextmanager
-    def _access(self, method: str, context: Any) -> Iterator[None]:
-        """Logs the call that runs inside."""
-        began = time.monotonic()
+    def _access(self, method: str, context: Any) -> Iterator[Call]:
+        """Logs and counts the call that runs inside."""
+        began, call = time.monotonic(), Call(self._options)
+        call.method = method
+
+        def status() -> str:
+            return "OK" if context.code() is None else context.code().name
+
         try:
-            yield
+            with self._metrics.request("grpc", call, status):
+                yield call
         finally:
             if self._log is not None:
-                code = context.code()
-                status = "OK" if code is None else code.name
-                self._log(access_line("gRPC", method, status, time.monotonic() - began))
+                self._log(access_line("gRPC", method, status(), time.monotonic() - began, call))
 
-    def _reply(self, make: Callable[[Served, Any, Call], Any], request: Any, context: Any) -> Any:
+    def _reply(self, make: Callable[[Served, Any, Call], Any], request: Any, call: Call, context: Any) -> Any:
         """The result of `make`; stops when the time limit ends or the client disconnects."""
-        call = Call(self._options)
         if not context.add_callback(call.stop):  # the client has already disconnected
             call.stop()
         future = self._work.submit(self._checked, make, request, call)
@@ -120,10 +132,12 @@ class Services(
             call.stop()
             future.cancel()
 
-    def _describe(self, make: Callable[[Served, Any, Call], Any], request: Any, context: Any) -> Any:
+    def _describe(
+        self, make: Callable[[Served, Any, Call], Any], request: Any, call: Call, context: Any
+    ) -> Any:
         """The result of `make`, without a worker, because all workers may be busy."""
         try:
-            return self._checked(make, request, Call(self._options))
+            return self._checked(make, request, call)
         except RequestError as error:
             context.abort(grpc.StatusCode[error.code], str(error))
 
@@ -134,6 +148,7 @@ class Services(
             spec.version.value if spec.HasField("version") else None,
             spec.version_label if spec.HasField("version_label") else None,
         )
+        call.version = str(served.version)
         return make(served, request, call)
 
     def _predict(self, served: Served, request: Any, call: Call) -> Any:

@@ -24,17 +24,12 @@ from google.protobuf import json_format
 from bert_keras.errors import BertKerasError
 from bert_keras.io.json_files import unique
 from bert_keras.savedmodels.reload import plain
-from bert_keras.savedmodels.server.log import AccessLine, Log, logger_to, one_line_exceptions
+from bert_keras.savedmodels.server.log import CALL, AccessLine, Log, logger_to, one_line_exceptions
+from bert_keras.savedmodels.server.metrics import PATH as METRICS
+from bert_keras.savedmodels.server.metrics import Metrics
 from bert_keras.savedmodels.server.page import page_at
 from bert_keras.savedmodels.server.senders import METHODS, Senders
-from bert_keras.savedmodels.server.served import (
-    DEFAULT_SIGNATURE,
-    HOST,
-    MAX_ELEMENTS,
-    Call,
-    RequestError,
-    Served,
-)
+from bert_keras.savedmodels.server.served import DEFAULT_SIGNATURE, MAX_ELEMENTS, Call, RequestError, Served
 from bert_keras.savedmodels.server.versions import Versions
 from bert_keras.tasks.options import ServerOptions
 
@@ -55,11 +50,19 @@ LINGER = 2.0  # seconds to read the rest of a refused body, so that its client s
 DRAIN = (
     8.0  # seconds for running requests when the server stops: a container is killed 10 seconds after SIGTERM
 )
+DISCONNECTED = 499  # counted where the client has left before the answer
 HEALTH = ("/healthz", "/readyz")  # the server listens only after its model has answered the warm-up requests
 _PATH = re.compile(
     r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?"
     r"(?P<verb>:predict|:classify|:regress|/metadata)?"
 )
+_METHOD_OF = {
+    ":predict": "Predict",
+    ":classify": "Classify",
+    ":regress": "Regress",
+    "/metadata": "GetModelMetadata",
+    None: "GetModelStatus",
+}
 
 # aiohttp logs a traceback for every malformed request, which could fill a disk.
 _quiet = logging.Logger("http")
@@ -82,15 +85,22 @@ class Http:
         *,
         senders: Senders,
         work: concurrent.futures.Executor,
+        metrics: Metrics,
         log: Log,
     ) -> None:
+        self._metrics = metrics
         self._versions, self._options, self._senders, self._work = versions, options, senders, work
         self._access_log = logger_to(None if options.no_access_log else log)
         try:
-            self._socket = socket.create_server((HOST, options.port), backlog=BACKLOG)
+            self._socket = socket.create_server(
+                (options.host, options.port),
+                backlog=BACKLOG,
+                family=socket.AF_INET6 if ":" in options.host else socket.AF_INET,
+                dualstack_ipv6=options.host == "::" and socket.has_dualstack_ipv6(),
+            )
         except OSError as error:
             raise OSError(
-                f"REST cannot listen on port {options.port} ({error.strerror}); give another --port."
+                f"REST cannot listen on {options.host}, port {options.port} ({error.strerror}); give another --port or --host."
             ) from error
         self.port: int = self._socket.getsockname()[1]
         self._loop = asyncio.new_event_loop()
@@ -132,9 +142,22 @@ class Http:
         await web.SockSite(self._runner, self._socket, backlog=BACKLOG).start()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
+        # Probes and scrapes come with the address of a container as their Host, so it is not checked: they tell no text.
         if request.method == "GET" and request.path in HEALTH:
             return web.json_response({"status": "ok"})
-        call = Call(self._options)
+        if request.method == "GET" and request.path == METRICS:
+            text, kind = self._metrics.text()
+            return web.Response(body=text, headers={"Content-Type": kind})
+        request[CALL] = call = Call(self._options)
+        response: web.StreamResponse | None = None
+        with self._metrics.request(
+            "rest", call, lambda: DISCONNECTED if response is None else response.status
+        ):
+            response = await self._answered(request, call)
+        return response
+
+    async def _answered(self, request: web.Request, call: Call) -> web.StreamResponse:
+        """The response, which is sent already unless the time ran out."""
         sent: web.Response | None = None
         try:
             async with asyncio.timeout(self._options.max_seconds):
@@ -175,13 +198,13 @@ class Http:
         except Exception as error:
             return _json(500, f"{type(error).__name__}: {error}")
 
-    def _find(self, request: web.Request) -> tuple[Served, str | None]:
+    def _find(self, request: web.Request, call: Call) -> tuple[Served, str | None]:
         """The version that a request asks for, and its verb. Raises RequestError."""
         path = request.raw_path.partition("?")[0]
         match = _PATH.fullmatch(path)
         if match is None:
             raise RequestError(f"there is no address {path[:80]}; see {self._versions.address}.", "NOT_FOUND")
-        version, label = match["version"], match["label"]
+        call.method, version, label = _METHOD_OF[match["verb"]], match["version"], match["label"]
         if version is not None and (len(version) > 19 or int(version) >= 2**63):
             raise RequestError(f"Failed to convert version: {version[:20]} to numeric.")
         served = self._versions.find(
@@ -189,16 +212,17 @@ class Http:
             None if version is None else int(version),
             None if label is None else urllib.parse.unquote(label),
         )
+        call.version = str(served.version)
         return served, match["verb"]
 
     async def _describe(self, request: web.Request, call: Call) -> str:
-        served, verb = self._find(request)
+        served, verb = self._find(request, call)
         if verb is not None and verb != "/metadata":
             raise RequestError(f"{verb} needs a POST.")
         return json.dumps(metadata_of(served) if verb else self._versions.status())
 
     async def _predict(self, request: web.Request, call: Call) -> str:
-        served, verb = self._find(request)
+        served, verb = self._find(request, call)
         if verb in (":classify", ":regress"):
             raise RequestError(
                 f"{verb} is not supported; use {self._versions.address}:predict.", "UNIMPLEMENTED"

@@ -29,7 +29,6 @@ from bert_keras.savedmodels.verify import BOUNDS, EXAMPLE, EXTRA
 from bert_keras.tasks.options import ServerOptions
 from bert_keras.text.text_ops import text_ops_needed
 
-HOST = "127.0.0.1"
 DEFAULT_SIGNATURE = "serving_default"
 FILE = "saved_model.pb"  # of a version
 ROWS_AT_A_TIME = 32  # rows in a batch of the model; the answer still has all rows of a request
@@ -61,6 +60,8 @@ class Call:
 
     def __init__(self, options: ServerOptions) -> None:
         self.options = options
+        # For the log and the metrics: names that the server knows, where the request has come that far.
+        self.method, self.version, self.signature, self.rows = "other", "", "", 0
         # The manager cannot tell who stopped it, because TensorFlow also cancels it when an op fails.
         self._stopped = threading.Event()
         self._manager = cancellation.CancellationManager()
@@ -134,13 +135,16 @@ class Served:
 
         Raises RequestError for names, dtypes and shapes that the signature does not accept, above a limit, and when stopped.
         """
-        for name, spec in self.checked_inputs(signature, inputs).items():
+        specs = self.checked_inputs(signature, inputs)
+        call.signature = signature
+        for name, spec in specs.items():
             given = inputs[name]
             if given.dtype != spec.dtype or not spec.shape.is_compatible_with(given.shape):
                 raise RequestError(
                     f"{name} is {given.dtype.name} {list(given.shape)}; expected {spec.dtype.name} {list(spec.shape)}."
                 )
-            call.check_rows(name, given.shape[0] if given.shape.rank else 1)
+            call.rows = given.shape[0] if given.shape.rank else 1
+            call.check_rows(name, call.rows)
         texts = [tensor for tensor in inputs.values() if tensor.dtype == tf.string]
         call.check_text(sum(int(tf.reduce_sum(tf.cast(tf.strings.length(text), tf.int64))) for text in texts))
         counts = {tensor.shape[0] if tensor.shape.rank else None for tensor in inputs.values()}

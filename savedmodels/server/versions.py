@@ -16,7 +16,7 @@ import tensorflow as tf
 from google.protobuf import message, text_format
 from tensorflow.core.framework import tensor_pb2
 
-from bert_keras.errors import BertKerasError, first_line
+from bert_keras.errors import BertKerasError, MissingFileError, first_line
 from bert_keras.io.paths import for_tensorflow, to_path
 from bert_keras.optimization.replicas import without_autotuning
 from bert_keras.savedmodels.server.served import (
@@ -57,12 +57,11 @@ class ModelSettings:
         return sorted(found)[-self.latest :] if self.latest else sorted(found)
 
 
-def read_settings(folder: pathlib.Path) -> ModelSettings:
-    """The settings in the models.config of a folder; the defaults where there is none.
+def read_settings(file: pathlib.Path) -> ModelSettings:
+    """The settings in a models.config; the defaults where there is none.
 
     `base_path` is not followed: it is a place in a container. Raises BertKerasError for fields and values that we do not follow.
     """
-    file = folder / MODELS
     if not file.is_file():
         return ModelSettings()
     try:
@@ -98,13 +97,21 @@ class Versions:
     """
 
     def __init__(self, *served: Served, labels: Mapping[str, int] | None = None) -> None:
-        self._labels = dict(labels or {})
-        self.served: dict[int, Served] = {}
-        self.replace({one.version: one for one in served})
+        self.replace({one.version: one for one in served}, labels or {})
 
-    def replace(self, served: Mapping[int, Served]) -> None:
-        """Takes other versions; requests that run keep theirs."""
-        self.served = dict(sorted(served.items()))
+    def replace(self, served: Mapping[int, Served], labels: Mapping[str, int]) -> None:
+        """Takes other versions and labels, both at once; requests that run keep theirs."""
+        self._now = dict(sorted(served.items())), dict(labels)
+
+    @property
+    def served(self) -> dict[int, Served]:
+        """The versions by rising numbers."""
+        return self._now[0]
+
+    @property
+    def labels(self) -> dict[str, int]:
+        """The versions of the labels."""
+        return self._now[1]
 
     @property
     def newest(self) -> Served:
@@ -131,21 +138,19 @@ class Versions:
 
     def find(self, name: str, version: int | None = None, label: str | None = None) -> Served:
         """The version that a request asks for. Raises RequestError where there is none."""
-        served = self.served
+        served, assigned = self._now
         known = f"this server has {self.name} version{'s' * (len(served) > 1)} {', '.join(map(str, served))}"
         if label is not None:
-            if label not in self._labels:
+            if label not in assigned:
                 labels = (
-                    f"the labels are {', '.join(sorted(self._labels))}"
-                    if self._labels
-                    else "there are no labels"
+                    f"the labels are {', '.join(sorted(assigned))}" if assigned else "there are no labels"
                 )
                 raise RequestError(f"Unrecognized servable version label: {label}; {labels}, and {known}.")
-            version = self._labels[label]
+            version = assigned[label]
         if name != self.name or version is not None and version not in served:
             wanted = name if version is None else f"{name} version {version}"
             raise RequestError(f"there is no model {wanted}; {known}.", "NOT_FOUND")
-        return self.newest if version is None else served[version]
+        return [*served.values()][-1] if version is None else served[version]
 
     def status(self) -> dict[str, Any]:
         """The GetModelStatusResponse of the available versions, as JSON, the newest first."""
@@ -159,14 +164,16 @@ class Versions:
 
 
 class Watcher:
-    """A context manager with a thread that looks for new versions every `seconds`; 0 looks once.
+    """A context manager with a thread that looks for versions, and at models.config, every `seconds`; 0 looks once.
 
     path: a folder of versions, or one version
+    config: the models.config to follow; None takes the file in the folder
     name: the model's name in requests; None takes that of models.config, or the folder's
     log: takes a line about each version that is loaded, retired or damaged
 
     A new version answers only after its warm-up; the versions that it replaces are retired then. A version that cannot be loaded
-    is tried again when its files have changed. If no version is left, the last ones go on.
+    is tried again when its files have changed. A label moves when its version is loaded. If no version is left, or models.config
+    is damaged or away, the last versions and labels go on.
     Raises MissingFileError if there is no version, BertKerasError for a wrong models.config or warm-up file.
     """
 
@@ -175,22 +182,23 @@ class Watcher:
         path: str | pathlib.Path,
         *,
         name: str | None = None,
+        config: str | pathlib.Path | None = None,
         seconds: float = 0,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._path, self._seconds, self._log = to_path(path), seconds, log
-        settings = read_settings(self._path)
-        self._settings = dataclasses.replace(settings, name=name or settings.name)
+        self._config = to_path(config) if config else self._path / MODELS
+        if config and not self._config.is_file():
+            raise MissingFileError(
+                f"there is no {config}; give a models.config such as `bert-keras export` writes."
+            )
+        self._settings = read_settings(self._config)
+        self._configured, self._name = self._config.is_file(), name or self._settings.name
         self._failed: dict[int, Any] = {}  # version -> the state of its files
         self._last_line = ""
         self._ended = threading.Event()
         found = find_versions(self._path)
-        chosen = self._settings.choose(found)
-        if not chosen:
-            raise BertKerasError(
-                f"{self._path / MODELS} asks for the versions {', '.join(map(str, settings.specific or ()))}; "
-                f"the folder has {', '.join(map(str, sorted(found)))}."
-            )
+        chosen = self._chosen(found)
         self.versions = Versions(
             *(self._load(found[version]) for version in chosen), labels=self._settings.labels
         )
@@ -219,14 +227,35 @@ class Watcher:
         self._last_line = line
 
     def _load(self, folder: pathlib.Path) -> Served:
-        served = load_version(folder, name=self._settings.name)
+        served = load_version(folder, name=self._name)
         warm_up(served)
         return served
 
+    def _chosen(self, found: Collection[int]) -> list[int]:
+        """The versions to serve, of those that are there. Raises BertKerasError if there is none."""
+        if not (chosen := self._settings.choose(found)):
+            raise BertKerasError(
+                f"{self._config} asks for the versions {', '.join(map(str, self._settings.specific or ()))}; "
+                f"the folder has {', '.join(map(str, sorted(found)))}."
+            )
+        return chosen
+
+    def _follow(self) -> None:
+        """Reads models.config again. Raises BertKerasError if it is damaged or away, or renames the model."""
+        if self._configured and not self._config.is_file():
+            raise BertKerasError(f"{self._config} is away; its last versions and labels stay.")
+        settings = read_settings(self._config)
+        if settings.name not in (None, self._settings.name, self.versions.name):
+            raise BertKerasError(
+                f"{self._config} names the model {settings.name}; start the server again to rename {self.versions.name}."
+            )
+        self._settings, self._configured = settings, self._config.is_file()
+
     def look(self) -> None:
         """Loads the versions that the folder has and the server should have, then retires the others."""
-        found, served = find_versions(self._path), self.versions.served
-        chosen = self._settings.choose(found)
+        self._follow()
+        found, served, labels = find_versions(self._path), self.versions.served, self.versions.labels
+        chosen = self._chosen(found)
         loaded = {version: served[version] for version in chosen if version in served}
         for version in [one for one in chosen if one not in served]:
             state = _state(found[version])
@@ -241,10 +270,15 @@ class Watcher:
             except Exception as error:  # whatever is wrong with its files, the other versions go on
                 self._failed[version] = state
                 self._say(f"warning: version {version} cannot be loaded: {first_line(error)}")
-        if loaded and loaded.keys() != served.keys():
-            self.versions.replace(loaded)
+        moved = {
+            label: version if version in loaded else labels.get(label, version)
+            for label, version in self._settings.labels.items()
+        }
+        if loaded and (loaded.keys() != served.keys() or moved != labels):
+            self.versions.replace(loaded, moved)
+            shown = "".join(f", {label} is {version}" for label, version in sorted(moved.items()))
             self._say(
-                f"{self.versions.name}: now version{'s' * (len(loaded) > 1)} {', '.join(map(str, sorted(loaded)))}"
+                f"{self.versions.name}: now version{'s' * (len(loaded) > 1)} {', '.join(map(str, sorted(loaded)))}{shown}"
             )
 
 
