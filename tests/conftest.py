@@ -32,9 +32,9 @@ ROOT = Path(__file__).parents[1]
 
 # The files that take longest. They start first, so that no process is left with one of them at the end.
 LONGEST = (
-    "test_every_task test_worker_commands test_precision test_text_model_measures test_progress test_long_texts "
-    "test_serving_safety test_page test_text_models test_frozen_features test_pretrain test_train_replicas test_protocol "
-    "test_feature_based test_processes test_resume test_xla test_glue_protocol test_own_data test_vocabulary "
+    "test_jax_training test_every_task test_worker_commands test_precision test_text_model_measures test_progress "
+    "test_long_texts test_serving_safety test_page test_text_models test_frozen_features test_pretrain test_train_replicas "
+    "test_protocol test_feature_based test_processes test_resume test_xla test_glue_protocol test_own_data test_vocabulary "
     "test_multiworker test_cli test_approaches test_export test_train_errors "
     "test_frozen_exports test_pretrain_records test_rematerialization test_train test_pretrain_errors test_hub "
     "test_serve test_keras_idioms test_fill_mask test_ablations test_objectives test_run_folders"

@@ -21,7 +21,8 @@ def steps(backend, how, folder, *names):
     environment = os.environ | {
         "KERAS_BACKEND": backend,
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        # Level 0: half of the time to compile, and the same arithmetic.
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0",
         "PYTHONPATH": str(TESTS.parent),
     }
     command = [sys.executable, str(TESTS / "ready_steps.py"), how, str(file), *names]

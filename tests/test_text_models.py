@@ -154,21 +154,20 @@ def test_arrays_of_features_are_trained_and_measured_as_a_data_set_of_them(model
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "data",
-    [
-        lambda: tf.data.Dataset.from_tensor_slices((TEXTS, LABELS)),
-        lambda: tf.data.Dataset.from_tensor_slices((TEXTS, IDS)).batch(5),
-        lambda: tf.data.Dataset.from_tensor_slices(({"text": TEXTS}, IDS, np.ones(24))).batch(5),
-    ],
-)
-def test_a_data_set_of_strings(data, untrained):
-    batches = text_batches(untrained.problem, untrained.preprocess, data()).as_numpy_iterator()
-    assert sum(len(weights) for *_, weights in batches) == 24
-    expected = untrained.evaluate(TEXTS, LABELS, verbose=0)
-    assert untrained.evaluate(data(), verbose=0) == pytest.approx(expected, abs=1e-6)
+def test_a_data_set_of_strings(untrained):
+    measured = untrained.evaluate(TEXTS, LABELS, verbose=0)
     expected = untrained.predict(TEXTS, verbose=0)["probabilities"]
-    np.testing.assert_allclose(untrained.predict(data(), verbose=0)["probabilities"], expected, atol=1e-6)
+    of = tf.data.Dataset.from_tensor_slices
+    for data in (
+        of((TEXTS, LABELS)),
+        of((TEXTS, IDS)).batch(5),
+        of(({"text": TEXTS}, IDS, np.ones(24))).batch(5),
+    ):
+        batches = text_batches(untrained.problem, untrained.preprocess, data).as_numpy_iterator()
+        assert sum(len(weights) for *_, weights in batches) == 24
+        assert untrained.evaluate(data, verbose=0) == pytest.approx(measured, abs=1e-6)
+        found = untrained.predict(data, verbose=0)["probabilities"]
+        np.testing.assert_allclose(found, expected, atol=1e-6, err_msg=str(data.element_spec))
 
 
 def test_predictions_keep_the_order_of_texts(untrained):
