@@ -74,7 +74,7 @@ def encoder(case: Case, folder: pathlib.Path, *, autocast: bool = False, compile
     return run, encoded(case, outputs)
 
 
-def _optimizer(model: Any) -> Any:
+def optimizer(model: Any) -> Any:
     """AdamW in one kernel; biases and norms do not decay."""
     import torch
 
@@ -90,7 +90,7 @@ def _training(case: Case, model: Any, batches: Any, *, compiled: bool) -> Callab
     """One pass over the batches, in a plain loop."""
     import torch
 
-    optimizer = _optimizer(model)
+    step = optimizer(model)
     call = torch.compile(model, dynamic=False) if compiled else model
 
     def train() -> None:
@@ -99,8 +99,8 @@ def _training(case: Case, model: Any, batches: Any, *, compiled: bool) -> Callab
                 loss = call(**batch).loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
-            optimizer.step()
-            optimizer.zero_grad()
+            step.step()
+            step.zero_grad()
 
     return train
 
