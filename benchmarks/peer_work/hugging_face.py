@@ -54,14 +54,14 @@ def stored(case: Case) -> Any:
 
 
 def encoder(case: Case, folder: pathlib.Path, *, autocast: bool = False, compiled: bool = False) -> Prepared:
-    """`inference_mode` and SDPA. compiled: by torch.compile, at this shape."""
+    """`inference_mode` and SDPA. compiled: by torch.compile, at this shape, with the weights as packed constants."""
     import torch
     import transformers
 
     kept = torch.float32 if autocast else stored(case)
     model = transformers.BertModel.from_pretrained(folder / case.size, dtype=kept, **TORCH).eval()
     if compiled:
-        model = torch.compile(model, dynamic=False)
+        model = torch.compile(model, dynamic=False, options={"freezing": True})
     given = _features(case)
 
     @torch.inference_mode()
