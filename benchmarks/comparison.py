@@ -13,11 +13,21 @@ import numpy as np
 from cases import BOUNDS, COUNTS
 from interleave import Ratios, Worker, take_turns
 from machine import Others
-from peer_work.registry import AGAINST_OURS, ALONE, OURS, UNLIKE, implementations_of, library_of, missing
+from peer_work.registry import (
+    AGAINST_OURS,
+    ALONE,
+    HUGGING_FACE,
+    OURS,
+    UNLIKE,
+    implementations_of,
+    library_of,
+    missing,
+)
 from peer_work.work import Case
 
 HERE = pathlib.Path(__file__).resolve().parent
 RATED = ("float32", "bfloat16")  # the formats whose rate every run has
+_TORCH_RATE = "torch's rate"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,6 +54,7 @@ class Measured:
     outputs: the file of each implementation's arrays
     figures: for each implementation one figure per round: seconds of a call, or bytes
     rates: for an encoder, by format, TensorFlow's rate of matrix products in each round, in 10^9 operations a second
+    torch_rates: torch's rate, in the case's format; empty where Hugging Face does not run
     skipped: the implementations that cannot run here, and why
     others: CPU seconds that other processes used in each second of the turns; None where that is unknown
     """
@@ -52,6 +63,7 @@ class Measured:
     outputs: dict[str, pathlib.Path]
     figures: dict[str, list[float]]
     rates: dict[str, list[float]]
+    torch_rates: list[float]
     skipped: dict[str, str]
     others: float | None
 
@@ -165,13 +177,16 @@ def measure(
     def turn(name: str) -> float:
         return workers[name].ask(do="time", name=name, at_least=at_least)["figure"]
 
-    def rate(precision: str) -> float:
-        return workers[OURS].ask(do="rate", precision=precision)["rate"]
+    def rate(precision: str, library: str = OURS) -> float:
+        return workers[library].ask(do="rate", precision=precision)["rate"]
 
     formats = dict.fromkeys((*RATED, case.precision)) if rates and case.kind == "encoder" else ()
     turns = {name: functools.partial(turn, name) for name in names}
+    of_torch = functools.partial(rate, case.precision, HUGGING_FACE)
     figures = take_turns(
-        turns | {name: functools.partial(rate, name) for name in formats},
+        turns
+        | {name: functools.partial(rate, name) for name in formats}
+        | ({_TORCH_RATE: of_torch} if formats and HUGGING_FACE in names else {}),
         rounds=min(rounds, case.rounds or rounds),
     )
     return Measured(
@@ -179,6 +194,7 @@ def measure(
         outputs=outputs,
         figures={name: figures[name] for name in names},
         rates={name: figures[name] for name in formats},
+        torch_rates=figures.get(_TORCH_RATE, []),
         skipped=skipped | failed,
         others=others.share(),
     )

@@ -28,12 +28,19 @@ class Worker:
     threads: the number of cores for the process, and of threads for its libraries
     log: the file for its messages
     folder: the folder that it runs in
+    environment: variables of its own; by default it sees no GPU
 
     Raises RuntimeError, with the end of the log, if the process fails to answer.
     """
 
     def __init__(
-        self, command: Sequence[str], *, threads: int, log: pathlib.Path, folder: pathlib.Path
+        self,
+        command: Sequence[str],
+        *,
+        threads: int,
+        log: pathlib.Path,
+        folder: pathlib.Path,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._log = log
         quiet = {
@@ -42,7 +49,7 @@ class Worker:
             "HF_HUB_OFFLINE": "1",
             "CUDA_VISIBLE_DEVICES": "",
         }
-        environment = os.environ | quiet | {name: str(threads) for name in _THREAD_VARIABLES}
+        threads_of = {name: str(threads) for name in _THREAD_VARIABLES}
         with log.open("w", encoding="utf-8") as messages:
             self._process = subprocess.Popen(
                 [*command],
@@ -50,7 +57,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=messages,
                 text=True,
-                env=environment,
+                env=os.environ | quiet | threads_of | dict(environment or {}),
                 cwd=folder,
             )
 
@@ -109,12 +116,14 @@ def seconds_per_call(call: Callable[[], Any], *, at_least: float, clock: str) ->
     return statistics.median(taken)
 
 
-def take_turns(turns: Mapping[str, Callable[[], float]], *, rounds: int) -> dict[str, list[float]]:
-    """A B C, A B C, ...: the figure of each name in each round."""
+def take_turns(
+    turns: Mapping[str, Callable[[], float]], *, rounds: int, pause: float = _PAUSE
+) -> dict[str, list[float]]:
+    """A B C, A B C, ...: the figure of each name in each round. pause: seconds before a turn."""
     figures: dict[str, list[float]] = {name: [] for name in turns}
     for _ in range(rounds):
         for name, turn in turns.items():
-            time.sleep(_PAUSE)
+            time.sleep(pause)
             figures[name].append(turn())
     return figures
 

@@ -4,12 +4,46 @@ import os
 import pathlib
 import platform
 import re
+import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 STAT, CPU_INFO = pathlib.Path("/proc/stat"), pathlib.Path("/proc/cpuinfo")
 BUSY_OTHERS = 0.05  # a higher fraction of one core in other processes means that they disturb a run
 _MATRIX = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")  # the first that a processor has is its best
+
+# Rows of `lscpu`. Libraries choose their kernels by vendor, family and flags; the name alone hides them on virtual machines.
+_ROWS = (
+    *("Vendor ID", "Model name", "CPU family", "Model", "Stepping", "Hypervisor vendor"),
+    *("Socket(s)", "Core(s) per socket", "Thread(s) per core", "L1d cache", "L2 cache", "L3 cache"),
+)
+_FLAGS = re.compile(r"(amx|avx|fma|f16c)\w*")
+HUGE_PAGES = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
+# Variables that change kernels, threads or allocators.
+_VARIABLES = re.compile(
+    r"(ATEN|DNNL|KMP|MALLOC|MKL|OMP|ONEDNN|OPENBLAS)_\w+|LD_PRELOAD|TF_ENABLE_ONEDNN_OPTS"
+)
+
+
+def facts() -> dict[str, Any]:
+    """What decides the speed of a library's kernels on this machine, as far as the system tells it."""
+    text = CPU_INFO.read_text(encoding="ascii", errors="replace") if CPU_INFO.exists() else ""
+    listed = ""
+    if program := shutil.which("lscpu"):
+        listed = subprocess.run([program], env={"LC_ALL": "C"}, capture_output=True, text=True).stdout
+    rows = dict(re.findall(r"(?m)^\s*([^:\n]+):\s*(.+)$", listed))
+    microcode = re.search(r"microcode\s*:\s*(.+)", text)
+    return {
+        **{row.lower(): rows[row] for row in _ROWS if row in rows},
+        "flags": [flag for flag in rows.get("Flags", "").split() if _FLAGS.fullmatch(flag)],
+        "microcode": microcode[1] if microcode else None,
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "huge pages": HUGE_PAGES.read_text().strip() if HUGE_PAGES.exists() else None,
+        "variables": {key: value for key, value in sorted(os.environ.items()) if _VARIABLES.fullmatch(key)},
+    }
 
 
 def name() -> str:

@@ -18,6 +18,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -30,7 +31,7 @@ from cases import BOUNDS, CASES, SIZES, WITHOUT_WEIGHTS, default_cases, encoder_
 from comparison import Measured, Result, Workers, measure
 from interleave import CLOCKS
 from peer_work import ROOT
-from peer_work.registry import MODEL_GARDEN, ONE_THREAD, OURS
+from peer_work.registry import MODEL_GARDEN, ONE_THREAD, OURS, by_torch
 from peer_work.work import Case
 from rich.console import Console
 from rich.table import Table
@@ -80,6 +81,7 @@ def case_json(measured: Measured, **conditions: Any) -> dict[str, Any]:
         "figures": {name: measured.median(name) for name in measured.figures},
         "gflops": gflops(measured),
         "matrix_gflops": {name: measured.rate(name) for name in measured.rates},
+        "torch_matrix_gflops": statistics.median(measured.torch_rates) if measured.torch_rates else None,
         "skipped": measured.skipped,
     }
 
@@ -201,6 +203,10 @@ def print_machine(console: Console, measured: list[Measured], *, args: argparse.
         shares = [f"{name} {reached / one.rate(precision):.0%}" for name, reached in gflops(one).items()]
         if shares:
             console.print(f"{one.case.name}, of that rate in its products: {', '.join(shares)}")
+        if one.torch_rates:
+            own = statistics.median(one.torch_rates)
+            parts = [f"{name} {gflops(one)[name] / own:.0%}" for name in gflops(one) if by_torch(name)]
+            console.print(f"{one.case.name}: torch's own product: {own:,.0f} GFLOP/s; {', '.join(parts)}")
     busy = {one.case.name: one.others for one in measured if (one.others or 0.0) > machine.BUSY_OTHERS}
     console.print(
         "CPU seconds of other processes per second, at most: "
@@ -222,6 +228,7 @@ def settings_of(args: argparse.Namespace, rounds: int) -> dict[str, Any]:
         "precision": args.precision,
         "quick": args.quick or args.smoke,
         "machine": machine.name(),
+        "processor": machine.facts(),
         "versions": {package: installed(package) for package in VERSIONS},
     }
 

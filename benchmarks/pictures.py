@@ -243,7 +243,7 @@ def ratios_rows(content: Content) -> Rows:
 
 
 def rates_rows(machines: Machines) -> Rows:
-    """The part of TensorFlow's own rate that each implementation reaches in an encoder's products."""
+    """The part of TensorFlow's own rate, and of torch's, that each implementation reaches in an encoder's products."""
     return [
         {
             "run": content["name"],
@@ -252,6 +252,10 @@ def rates_rows(machines: Machines) -> Rows:
             "bfloat16 over float32": f"{one['matrix_gflops']['bfloat16'] / one['matrix_gflops']['float32']:.1f}",
             "library": library,
             "percent of the matrix rate": f"{100 * rate / one['matrix_gflops'][content['precision']]:.0f}",
+            # Runs before this was measured have none.
+            "percent of torch's": f"{100 * rate / one['torch_matrix_gflops']:.0f}"
+            if library.partition(",")[0] == "Hugging Face" and one.get("torch_matrix_gflops")
+            else "",
         }
         for content in runs_of(machines)
         for case, one in content["cases"].items()

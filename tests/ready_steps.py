@@ -3,10 +3,15 @@
     python ready_steps.py one|data|model FILE.npz [CASE ...]
 
 one: a single device; data, model: keras.distribution on two devices. Out: the logged losses and the weights of each training.
+On JAX, TensorFlow cannot be imported: these trainings do not need it.
 """
 
+import os
 import re
 import sys
+
+if os.environ.get("KERAS_BACKEND") == "jax":
+    sys.modules["tensorflow"] = None  # type: ignore[assignment]  # as on a machine that lacks it
 
 import keras
 import numpy as np

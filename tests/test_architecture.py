@@ -151,10 +151,22 @@ TEXT_HALF = [
 ]
 
 
-def test_the_text_half_imports_no_keras():
-    assert {*TEXT_HALF} <= {*SOURCES}
+# A model of features and its training on another backend of Keras, and weights in and out, need no TensorFlow.
+TENSOR_HALF = [
+    "bert_keras",
+    "bert_keras.checkpoints",
+    *(f"bert_keras.model.{name}" for name in ("crf", "encoder", "heads")),
+    *(f"bert_keras.optimization.{name}" for name in ("losses", "optimizers", "pretrainers", "schedules")),
+]
+
+
+@pytest.mark.parametrize(
+    ("half", "others"), [(TEXT_HALF, TENSORS), (TENSOR_HALF, STRINGS)], ids=["text", "tensors"]
+)
+def test_each_half_imports_nothing_of_the_other(half, others):
+    assert {*half} <= {*SOURCES}
     importers: dict[str, str] = {}  # every module that is imported, and by which one
-    waiting = [(module, "the test") for module in TEXT_HALF]
+    waiting = [(module, "the test") for module in half]
     while waiting:
         module, importer = waiting.pop()
         if module in SOURCES and module not in importers:
@@ -162,8 +174,8 @@ def test_the_text_half_imports_no_keras():
             found = [*imports(SOURCES[module], nested=False), *parents]
             waiting += [(name, module) for name in found]
         importers.setdefault(module, importer)
-    met = {name: by for name, by in importers.items() if name.partition(".")[0] in TENSORS}
-    assert not met and {*TEXT_HALF} <= {*importers}
+    met = {name: by for name, by in importers.items() if name.partition(".")[0] in others}
+    assert not met and {*half} <= {*importers}
 
 
 @pytest.mark.parametrize("module", [name for name in SOURCES if name != "bert_keras.features"])

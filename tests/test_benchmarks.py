@@ -4,6 +4,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import zipfile
 
 import numpy as np
 import pytest
@@ -86,6 +87,58 @@ def test_costs_grow_along_an_axis(tmp_path):
     axis = found["axes"]["tokenize"]
     assert axis["growth"]["bert_keras"]["cost"][0] == 1.0
     assert {"KerasHub", "tokenizers"} <= {*axis["growth"]}
+
+
+def test_a_worker_imports_no_library_but_its_own():
+    """Else a peer's start and memory would be another library's too."""
+    code = "import sys, peer_work.registry; print(*{name.partition('.')[0] for name in sys.modules})"
+    environment = {"PYTHONPATH": f"{ROOT}:{BENCHMARKS}"}
+    words = [sys.executable, "-c", code]
+    loaded = subprocess.run(words, env=environment, check=True, capture_output=True, text=True).stdout.split()
+    assert "peer_work" in loaded and not {"tensorflow", "keras", "torch", "transformers"} & {*loaded}
+
+
+def test_gradients_and_outputs_on_a_gpu_are_compared(benchmarks):
+    import gpu
+
+    def apart(kind, value, other):
+        return gpu.difference(
+            gpu.Case(kind, "tiny", 2, 16, "float32"), {"x": value}, {"x": other, "y": value}
+        )
+
+    ones, zeros = np.ones((3, 4), "float32"), np.zeros((3, 4), "float32")
+    assert apart("gradients", ones * 1e-3, ones * 1.1e-3) == pytest.approx(1 / 11, rel=1e-4)
+    assert apart("gradients", zeros, ones) == 1.0
+    assert apart("encoder", ones * 10, ones * 8) == 0.25 and apart("encoder", ones, ones) == 0.0
+    padded = (
+        np.ones((2, 16, 1), "float32")
+        * gpu.inputs_of(gpu.Case("encoder", "tiny", 2, 16, "float32"))[0]["input_mask"][..., None]
+    )
+    assert apart("encoder", padded, np.ones_like(padded)) == 0.0  # padding does not count
+
+
+def test_only_wheels_that_are_missing_are_unpacked(tmp_path, benchmarks):
+    import gpu
+
+    for name in ("numpy", "absent_package"):
+        with zipfile.ZipFile(tmp_path / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(f"{name}/__init__.py", "")
+    path = gpu.python_path(tmp_path, tmp_path / "site")
+    assert [file.name for file in (tmp_path / "site").iterdir()] == ["absent_package"]
+    assert str(tmp_path / "site") in path
+
+
+@pytest.mark.parity
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_check_of_a_gpu_runs_on_a_cpu(tmp_path):
+    pytest.importorskip("jax")
+    pytest.importorskip("transformers")
+    code, found, output = run(tmp_path, BENCHMARKS / "gpu.py", "--quick", "--minutes", "20")
+    assert code == 0 and len(found["cases"]) == 6, output[-3000:]
+    assert all(case["agrees"] and not case["failed"] for case in found["cases"].values())
+    (jax,) = (name for name in found["sides"] if "JAX" in name)
+    assert any(pair.startswith(jax) for pair in found["cases"]["gradients-tiny-2x16, float32"]["apart"])
 
 
 def test_outputs_that_differ_are_found(tmp_path, benchmarks):

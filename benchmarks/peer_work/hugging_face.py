@@ -54,14 +54,14 @@ def stored(case: Case) -> Any:
 
 
 def encoder(case: Case, folder: pathlib.Path, *, autocast: bool = False, compiled: bool = False) -> Prepared:
-    """`inference_mode` and SDPA. compiled: by torch.compile, at this shape."""
+    """`inference_mode` and SDPA. compiled: by torch.compile, at this shape, with the weights as packed constants."""
     import torch
     import transformers
 
     kept = torch.float32 if autocast else stored(case)
     model = transformers.BertModel.from_pretrained(folder / case.size, dtype=kept, **TORCH).eval()
     if compiled:
-        model = torch.compile(model, dynamic=False)
+        model = torch.compile(model, dynamic=False, options={"freezing": True})
     given = _features(case)
 
     @torch.inference_mode()
@@ -74,7 +74,7 @@ def encoder(case: Case, folder: pathlib.Path, *, autocast: bool = False, compile
     return run, encoded(case, outputs)
 
 
-def _optimizer(model: Any) -> Any:
+def optimizer(model: Any) -> Any:
     """AdamW in one kernel; biases and norms do not decay."""
     import torch
 
@@ -90,7 +90,7 @@ def _training(case: Case, model: Any, batches: Any, *, compiled: bool) -> Callab
     """One pass over the batches, in a plain loop."""
     import torch
 
-    optimizer = _optimizer(model)
+    step = optimizer(model)
     call = torch.compile(model, dynamic=False) if compiled else model
 
     def train() -> None:
@@ -99,8 +99,8 @@ def _training(case: Case, model: Any, batches: Any, *, compiled: bool) -> Callab
                 loss = call(**batch).loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
-            optimizer.step()
-            optimizer.zero_grad()
+            step.step()
+            step.zero_grad()
 
     return train
 

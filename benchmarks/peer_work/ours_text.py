@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from bert_keras.tasks.pretraining.write_records import Job
 from peer_work.work import SEED, Arrays, Case, Prepared, documents, in_turn, questions, requests
 
 
@@ -87,7 +86,7 @@ def instances(case: Case, folder: pathlib.Path, *, workers: int) -> Prepared:
     from bert_keras import checkpoints
     from bert_keras.tasks.pretraining.corpus import Corpus
     from bert_keras.tasks.pretraining.recipes import RECIPES
-    from bert_keras.tasks.pretraining.write_records import write_records
+    from bert_keras.tasks.pretraining.write_records import Job, write_records
 
     corpus, recipe, number = Corpus(documents(case, folder)), RECIPES["bert"], itertools.count()
 

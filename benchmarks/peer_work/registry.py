@@ -213,6 +213,11 @@ NEEDS = {
 NEEDS |= {ONNX_EXPORT: NEEDS[ONNX], OPENVINO_EXPORT: NEEDS[OPENVINO]}
 
 
+def by_torch(name: str) -> bool:
+    """True for an implementation whose products are torch's, with all threads."""
+    return library_of(name) == HUGGING_FACE
+
+
 def library_of(name: str) -> str:
     """The library of an implementation."""
     return name.split(",")[0]

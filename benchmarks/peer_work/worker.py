@@ -22,14 +22,24 @@ MAY_FAIL = COMPILERS  # on a compiler that they do not know; the others must run
 MATRIX_SIZES = (1024, 2048)  # either may be faster, by the processor and the format
 
 
-def matrix_rate(precision: str, *, clock: str) -> float:
-    """The speed of TensorFlow's fastest product of two square matrices on this machine, in 10^9 operations a second."""
+def _product(library: str, precision: str, size: int) -> Callable[[], Any]:
+    """A library's product of two square matrices."""
+    if library.removesuffix(ALONE) == HUGGING_FACE:
+        import torch
+
+        ready = torch.randn(size, size).to(getattr(torch, precision))
+        return torch.inference_mode()(lambda: torch.matmul(ready, ready))
     import tensorflow as tf
 
+    matrix = tf.cast(tf.random.normal([size, size]), precision)
+    return tf.function(lambda: tf.matmul(matrix, matrix), autograph=False)
+
+
+def matrix_rate(library: str, precision: str, *, clock: str) -> float:
+    """The speed of a library's fastest product of two square matrices on this machine, in 10^9 operations a second."""
     rates = []
     for size in MATRIX_SIZES:
-        matrix = tf.cast(tf.random.normal([size, size]), precision)
-        product = tf.function(lambda matrix=matrix: tf.matmul(matrix, matrix), autograph=False)
+        product = _product(library, precision, size)
         product()
         rates.append(2e-9 * size**3 / interleave.seconds_per_call(product, at_least=0.5, clock=clock))
     return max(rates)
@@ -54,15 +64,15 @@ def set_threads(library: str, threads: int) -> None:
 class Worker:
     """Answers requests."""
 
-    def __init__(self, *, clock: str) -> None:
-        self._clock = clock
+    def __init__(self, library: str, *, clock: str) -> None:
+        self._library, self._clock = library, clock
         self._case: Case | None = None
         self._calls: dict[str, Callable[[], Any]] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """One of "rate", "prepare" and "time"."""
         if request["do"] == "rate":
-            return {"rate": matrix_rate(request["precision"], clock=self._clock)}
+            return {"rate": matrix_rate(self._library, request["precision"], clock=self._clock)}
         if request["do"] == "prepare":
             return self._prepare(
                 request["name"],
@@ -105,7 +115,7 @@ def main() -> None:
     parser.add_argument("--clock", choices=interleave.CLOCKS, required=True)
     args = parser.parse_args()
     set_threads(args.library, args.threads)
-    interleave.serve(Worker(clock=args.clock).answer)
+    interleave.serve(Worker(args.library, clock=args.clock).answer)
 
 
 if __name__ == "__main__":
