@@ -65,7 +65,7 @@ if TYPE_CHECKING:  # editors and type checkers read these lines; they do not run
     from bert_keras.text.sentencepiece import SentencePiece
     from bert_keras.text.wordpiece import WordPiece
 
-__version__ = "0.1.0"  # setup.cfg reads it
+__version__ = "0.1.0"  # setup.cfg reads it; RELEASING.md names the files that repeat it
 __all__ = [
     "CRF",
     "LAMB",

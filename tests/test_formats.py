@@ -84,9 +84,11 @@ def test_readers_refuse_another_format_by_both_versions(artifact, name, write, r
     written = json.loads(file.read_text())
     stamp = {"format_version": 1, "written_by": f"bert-keras {formats.version_of('bert-keras')}"}
     assert {field: written[field] for field in stamp} == stamp == formats.stamp(artifact)
-    both = "has format_version 99, written by bert-keras 9.1, and bert-keras .* reads format_version 1; read"
+    newer = "has format_version 99, written by bert-keras 9.1, and bert-keras .* reads format_version 1; "
+    newer += "upgrade: pip install -U bert-keras"
     for version, writer, message in (
-        (99, "bert-keras 9.1", both),
+        (99, "bert-keras 9.1", newer),
+        (0, "bert-keras 0.0", "has format_version 0, written by .*; read it with the version that wrote it"),
         ("1", written["written_by"], "has format_version '1', written by"),
         (None, None, "has no format_version, and"),
     ):

@@ -1,10 +1,11 @@
-"""The installed package: the wheel's files, its dependencies, the platforms, and no folder called `build`."""
+"""The installed package: the files of wheel and sdist, its dependencies, the platforms, and no folder called `build`."""
 
 import ast
 import importlib.metadata
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from email import message_from_bytes
 from email.message import Message
@@ -18,22 +19,33 @@ import bert_keras
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("bert_keras", "savedmodels", "tasks")
+COPIED = (
+    "setup.cfg",
+    "pyproject.toml",
+    "MANIFEST.in",
+    "README.md",
+    "LICENSE",
+    "BUILD",
+    "CHANGELOG.md",
+    "SECURITY.md",
+)
 BUILD = """
 from setuptools import build_meta
 build_meta.build_wheel("wheels")
+build_meta.build_sdist("sdists")
 build_meta.build_editable("editable")
 """
 
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory) -> Path:
-    """A copy of the repository in which setuptools has built a wheel and an editable wheel."""
+    """A copy of the repository in which setuptools has built a wheel, an sdist and an editable wheel."""
     clone = tmp_path_factory.mktemp("clone")
     for name in (*PACKAGES, "tests"):
         shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "BUILD"):
+    for name in COPIED:
         shutil.copy(ROOT / name, clone)
-    for name in ("wheels", "editable"):
+    for name in ("wheels", "sdists", "editable"):
         (clone / name).mkdir()
     done = subprocess.run(
         [sys.executable, "-c", BUILD], cwd=clone, capture_output=True, text=True, timeout=120
@@ -73,6 +85,19 @@ def test_wheel_holds_the_three_packages_and_nothing_else(wheel, metadata):
     }
     linked = {name if name.startswith("bert_keras/") else f"bert_keras/{name}" for name in sources}
     assert sorted(names) == sorted({*linked, "bert_keras/py.typed"})
+
+
+def test_sdist_holds_the_files_of_the_wheel_and_no_tests(clone, wheel, metadata):
+    """Two folders of the package are links, which an sdist must hold as folders."""
+    (path,) = (clone / "sdists").glob("*.tar.gz")
+    root = f"bert_keras-{metadata['Version']}"
+    with tarfile.open(path) as archive:
+        members = archive.getmembers()
+    assert not [member.name for member in members if member.issym() or member.islnk()]
+    names = {member.name.removeprefix(f"{root}/") for member in members if member.isfile()}
+    made = {name for name in names if name.startswith("bert_keras.egg-info/")} | {"PKG-INFO", "setup.cfg"}
+    beside = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "SECURITY.md", "MANIFEST.in"}
+    assert names - made - beside == {name for name in wheel.namelist() if ".dist-info/" not in name}
 
 
 def test_the_version_stands_in_one_place(metadata):

@@ -1,6 +1,7 @@
 """The format of each kind of file and folder that this package writes: its number, and the version of the writing package.
 
-Writers add `stamp`; readers call `check_format` or `unstamped`. A change that these readers cannot read needs a new number.
+Writers add `stamp`; readers call `check_format` or `unstamped`. A change that these readers cannot read needs a new number; an
+added field that they may ignore needs none. So an old version reads what a newer one writes, until the number changes.
 Results have `made_by` too: the command and the versions of the packages. An export, which goes to others, has no command.
 """
 
@@ -23,8 +24,9 @@ RUN, STRING_MODEL, SAVED_MODEL, INSTANCES, VECTORS, STUDY = (
     "cache of vectors",
     "study",  # ablations, grids, probes
 )
-# Artifact -> the format_version that this version of the package writes and reads.
-VERSIONS = dict.fromkeys((RUN, STRING_MODEL, SAVED_MODEL, INSTANCES, VECTORS, STUDY), 1)
+# Artifact -> each format_version that this version of the package reads; it writes the last. docs/versions.md has the same table,
+# and tests/artifacts has a file of each format.
+VERSIONS = dict.fromkeys((RUN, STRING_MODEL, SAVED_MODEL, INSTANCES, VECTORS, STUDY), range(1, 2))
 MANIFEST = "assets.extra/manifest.json"  # in a SavedModel; TensorFlow's loader ignores this folder
 RESULTS_FILE = "results.json"  # of a run or a study: its last file
 FORMAT_VERSION, WRITTEN_BY, MADE_BY = "format_version", "written_by", "made_by"
@@ -43,23 +45,30 @@ def version_of(package: str) -> str:
 
 def stamp(artifact: str) -> dict[str, Any]:
     """The fields that a writer adds to the JSON of an artifact, a key of VERSIONS."""
-    return {FORMAT_VERSION: VERSIONS[artifact], WRITTEN_BY: f"bert-keras {version_of('bert-keras')}"}
+    return {FORMAT_VERSION: VERSIONS[artifact][-1], WRITTEN_BY: f"bert-keras {version_of('bert-keras')}"}
 
 
 def check_format(artifact: str, found: Mapping[str, Any], *, where: object) -> None:
-    """Raises BertKerasError unless the JSON of an artifact has the format that this version reads.
+    """Raises BertKerasError unless the JSON of an artifact has a format that this version reads.
 
     where: the file, for the error
     """
-    version, wanted = found.get(FORMAT_VERSION), VERSIONS[artifact]
-    if version == wanted and not isinstance(version, bool):
+    version, readable = found.get(FORMAT_VERSION), VERSIONS[artifact]
+    if type(version) is int and version in readable:
         return
     by = found.get(WRITTEN_BY)
     writer = f", written by {by[:80]}" if isinstance(by, str) else ""
     named = "no format_version" if version is None else f"format_version {version!r:.80}"
+    reads = f"{readable[0]} to {readable[-1]}" if len(readable) > 1 else f"{readable[-1]}"
+    newer = type(version) is int and version > readable[-1]
+    todo = (
+        "upgrade: pip install -U bert-keras"
+        if newer
+        else "read it with the version that wrote it, or write it again"
+    )
     raise BertKerasError(
-        f"{where}: this {artifact} has {named}{writer}, and bert-keras {version_of('bert-keras')} reads format_version {wanted}; "
-        "read it with the version that wrote it, or write it again."
+        f"{where}: this {artifact} has {named}{writer}, and bert-keras {version_of('bert-keras')} reads format_version {reads}; "
+        f"{todo}."
     )
 
 

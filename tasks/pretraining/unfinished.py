@@ -15,6 +15,7 @@ from bert_keras.checkpoints.hugging_face_tokenizer import read_tokenizer, write_
 from bert_keras.checkpoints.weights import named_variables, refuse_not_finite
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
+from bert_keras.io import formats
 from bert_keras.io.files import write_json
 from bert_keras.io.json_files import INTEGER, checked_fields, object_of, read_object
 from bert_keras.io.paths import for_tensorflow
@@ -52,11 +53,13 @@ class Unfinished(NamedTuple):
 def read_unfinished(path: pathlib.Path) -> Unfinished | None:
     """The last save of an unfinished pre-training; None for another folder.
 
-    Raises BertKerasError where nothing is saved yet, or the save is damaged.
+    Raises BertKerasError where nothing is saved yet, for a save that is damaged, and for a format of another version.
     """
     folder = path / CHECKPOINTS
     if (path / RESULTS_FILE).is_file() or not (folder / MODEL / NAMES).is_file():
         return None
+    settings = read_object(folder / SETTINGS)
+    formats.check_format(formats.RUN, settings, where=folder / SETTINGS)
     if not (saves := saves_in(folder)):
         raise BertKerasError(f"{path} is an unfinished pre-training without a save; run its command again.")
     file = folder / MODEL / NAMES
@@ -75,9 +78,7 @@ def read_unfinished(path: pathlib.Path) -> Unfinished | None:
         ) from error
     for name, tensor in tensors.items():
         refuse_not_finite(tensor, named=f"{name} in {folder}")
-    steps = checked_fields(
-        read_object(folder / SETTINGS), {"steps": INTEGER}, where=folder / SETTINGS, others=True
-    )
+    steps = checked_fields(settings, {"steps": INTEGER}, where=folder / SETTINGS, others=True)
     made = checkpoints.Checkpoint(
         config=config, tensors=tensors, vocabulary=read_tokenizer(folder / MODEL), path=str(path)
     )
