@@ -406,7 +406,7 @@ COMMANDS = {
         _run_hub,
     ),
     "serve": Command(
-        "answer REST and gRPC requests from an exported model, for development",
+        "answer REST and gRPC requests from an exported model",
         "served/sst2 --no-grpc",
         _add_serve,
         _run_serve,

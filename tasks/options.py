@@ -362,7 +362,7 @@ class HubOptions(Checked):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerOptions(Checked):
-    """Options for the development server."""
+    """Options for `serve`."""
 
     host: str = setting("127.0.0.1", help="IP address to listen on; 0.0.0.0 is every address of this machine")
     port: int = setting(8501, help="port for REST; 0 picks a free port", at_least=0, at_most=MAX_PORT)

@@ -1,4 +1,4 @@
-"""Requests to the development server: real HTTP and gRPC on loopback, real messages."""
+"""Requests to our server: real HTTP and gRPC on loopback, real messages."""
 
 import contextlib
 import http.client

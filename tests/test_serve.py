@@ -1,4 +1,4 @@
-"""The development server answers as the SavedModel does, in the forms of TensorFlow Serving."""
+"""The server answers as the SavedModel does, in the forms of TensorFlow Serving."""
 
 import argparse
 import base64

@@ -1,4 +1,4 @@
-"""The development server under attack, over real sockets: framing, foreign pages, limits, clients that disconnect."""
+"""The server under attack, over real sockets: framing, foreign pages, limits, clients that disconnect."""
 
 import base64
 import contextlib
