@@ -1,0 +1,1 @@
+"""The models before BERT, one file each."""

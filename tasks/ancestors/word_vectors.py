@@ -1,0 +1,221 @@
+"""Word vectors: the files of word2vec and GloVe, and vectors for words that a file lacks.
+
+    word2vec, text      "3 50", then a line for each word: the word and its numbers
+    word2vec, binary    "3 50", then for each word: the word, a space, and float32 numbers, the smallest byte first
+    GloVe, text         the lines of word2vec without the first
+
+A word that a file lacks gets the vector of its class, such as `<UNK-number>`, if the file has one; else that of `<UNK>`; else, by
+`own=True`, a random vector of its own, the same in every call: two new words of a question and of its paragraph stay equal to
+each other and different from others (Dhingra et al. 2017, sec. 3.2).
+
+Sources: Mikolov et al. 2013 and word2vec.c; Pennington et al. 2014 (GloVe).
+"""
+
+import collections
+import dataclasses
+import functools
+import hashlib
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import BinaryIO
+
+import numpy as np
+
+from bert_keras.errors import BertKerasError
+from bert_keras.io.files import atomic_file
+
+UNKNOWN = "<UNK>"
+# The classes of words that a file lacks: the first that fits.
+CLASSES = {
+    "<UNK-number>": re.compile(r"[-+$]?\d[\d.,:/]*%?"),
+    "<UNK-capitals>": re.compile(r"(?=.*[A-Z].*[A-Z])[A-Z0-9.&-]+"),
+    "<UNK-capitalised>": re.compile(r"[A-Z].*"),
+    "<UNK-hyphen>": re.compile(r".+-.+"),
+}
+FORMATS = ("word2vec", "word2vec-binary", "glove")
+MAX_WORD, MAX_SIZE = 1_000, 65_536  # bytes of a word, numbers of a vector: more means another kind of file
+DRAWN = 0.05  # standard deviation of the vector of a new word
+
+
+def class_of(word: str) -> str:
+    """The class of a word that a file lacks: a key of CLASSES, or `<UNK>`."""
+    return next((name for name, form in CLASSES.items() if form.fullmatch(word)), UNKNOWN)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WordVectors:
+    """Vectors by word. words: each one once; vectors: float32 [V, D], in their order."""
+
+    words: Sequence[str]
+    vectors: np.ndarray
+
+    def __post_init__(self) -> None:
+        if (
+            self.vectors.ndim != 2
+            or len(self.vectors) != len(self.words)
+            or len(self.places) != len(self.words)
+        ):
+            raise BertKerasError(
+                f"{len(self.words):,} words, {len(self.places):,} of them different, have vectors of the shape "
+                f"{list(self.vectors.shape)}; give each word once, with one vector."
+            )
+
+    @functools.cached_property
+    def places(self) -> Mapping[str, int]:
+        """The row of each word."""
+        return {word: row for row, word in enumerate(self.words)}
+
+    def place(self, word: str) -> int | None:
+        """The row of a word, of its class or of `<UNK>`; None without any of them."""
+        found = (self.places.get(name) for name in (word, class_of(word), UNKNOWN))
+        return next((row for row in found if row is not None), None)
+
+    def vectors_of(self, words: Sequence[str], *, own: bool = False) -> np.ndarray:
+        """Float32 [N, D]. own: a word that the file lacks has a vector of its own, not that of its class."""
+        rows = [self.places.get(word) if own else self.place(word) for word in words]
+        size = self.vectors.shape[1]
+        found = [
+            _drawn(word, size) if row is None else self.vectors[row]
+            for word, row in zip(words, rows, strict=True)
+        ]
+        return np.array(found, np.float32).reshape(-1, size)
+
+
+def _drawn(word: str, size: int) -> np.ndarray:
+    seed = int.from_bytes(hashlib.sha256(word.encode()).digest()[:8], "little")
+    return np.random.default_rng(seed).normal(0, DRAWN, size)
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Files
+
+
+def read(path: str | pathlib.Path) -> WordVectors:
+    """The vectors of a file in one of FORMATS, which it finds out.
+
+    Raises FileNotFoundError, and BertKerasError with the line or the word for a file of another form, for a word that is there
+    twice, and for numbers that are not finite.
+    """
+    path = pathlib.Path(path)
+    with path.open("rb") as file:
+        first = file.readline(MAX_WORD + 32 * MAX_SIZE)
+        counted = re.fullmatch(rb"\s*(\d+)\s+(\d+)\s*", first)
+        after = file.read(1_000_000)
+    if counted is None:
+        return _read_text(path, None, skip=0)
+    count, size = int(counted[1]), int(counted[2])
+    if not 0 < size <= MAX_SIZE:
+        raise BertKerasError(
+            f"{path}: the first line promises vectors of {size:,} numbers; wanted 1 to {MAX_SIZE:,}."
+        )
+    line = after.partition(b"\n")[0]
+    if len(line.split()) == size + 1 and _is_text(line):
+        return _read_text(path, (count, size), skip=1)
+    return _read_binary(path, count, size, start=len(first))
+
+
+def write(found: WordVectors, path: str | pathlib.Path, *, format: str) -> None:
+    """Writes a file. Raises BertKerasError for a word that the format cannot hold."""
+    path = pathlib.Path(path)
+    if format not in FORMATS:
+        raise BertKerasError(f"format is {format!r}; choose one of {', '.join(FORMATS)}.")
+    if wrong := [word for word in found.words if not word or re.search(r"\s", word)]:
+        raise BertKerasError(
+            f"the word {wrong[0]!r} is empty or has a space, which ends a word in these files; leave it out."
+        )
+    with atomic_file(path) as temporary, temporary.open("wb") as file:
+        if format != "glove":
+            file.write("{} {}\n".format(*found.vectors.shape).encode())
+        for word, vector in zip(found.words, np.asarray(found.vectors, "<f4"), strict=True):
+            if format == "word2vec-binary":
+                file.write(word.encode() + b" " + vector.tobytes() + b"\n")
+            else:  # the shortest digits that give the same float32
+                file.write(f"{word} {' '.join(map(str, vector))}\n".encode())
+
+
+def _is_text(line: bytes) -> bool:
+    try:
+        return [*map(float, line.decode().split()[1:])] != []
+    except ValueError:
+        return False
+
+
+def _read_text(path: pathlib.Path, promised: tuple[int, int] | None, *, skip: int) -> WordVectors:
+    words, rows, size = [], [], promised[1] if promised else None
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if number <= skip or not line.strip():
+                continue
+            where = f"{path}, line {number:,}"
+            if size is None:
+                size = len(line.split()) - 1
+            # A word of GloVe's may have spaces: the numbers are the last fields.
+            word, *numbers = line.rstrip().rsplit(b" ", size)
+            if len(numbers) != size or not 0 < size <= MAX_SIZE:
+                raise BertKerasError(
+                    f"{where}: {len(numbers):,} numbers; wanted a word and {max(size, 1):,} numbers."
+                )
+            try:
+                rows.append(np.array(numbers, np.float32))
+            except ValueError as error:
+                raise BertKerasError(f"{where}: {error}; wanted a word and {size:,} numbers.") from error
+            words.append(_decoded(word, where))
+    if promised and len(words) != promised[0]:
+        raise BertKerasError(
+            f"{path} has {len(words):,} words and promises {promised[0]:,}; bring it again, whole."
+        )
+    if not words:
+        raise BertKerasError(f"{path} is empty; wanted a file of word2vec or GloVe.")
+    return _checked(path, words, np.array(rows))
+
+
+def _read_binary(path: pathlib.Path, count: int, size: int, *, start: int) -> WordVectors:
+    step = 4 * size
+    if count * (step + 2) > (there := path.stat().st_size):
+        raise BertKerasError(
+            f"{path} has {there:,} bytes and promises {count:,} vectors of {size:,} numbers; bring it again, whole, or unpack it."
+        )
+    words, vectors = [], np.empty((count, size), np.float32)
+    with path.open("rb") as file:
+        file.seek(start)
+        for row in range(count):
+            where = f"{path}, word {row + 1:,}"
+            word = _word(file, where)
+            numbers = file.read(step)
+            if len(numbers) < step:
+                raise BertKerasError(f"{where}: the file ends inside a vector; bring it again, whole.")
+            vectors[row] = np.frombuffer(numbers, "<f4")
+            words.append(_decoded(word, where))
+    return _checked(path, words, vectors)
+
+
+def _word(file: BinaryIO, where: str) -> bytes:
+    """The bytes up to a space. word2vec.c ends a vector by a newline, other writers do not."""
+    word = bytearray()
+    while (byte := file.read(1)) != b" ":
+        if not byte or len(word) > MAX_WORD:
+            raise BertKerasError(
+                f"{where}: no word of at most {MAX_WORD:,} bytes; the file is cut short or of another form."
+            )
+        if byte != b"\n" or word:
+            word += byte
+    return bytes(word)
+
+
+def _decoded(word: bytes, where: str) -> str:
+    try:
+        return word.decode()
+    except UnicodeDecodeError as error:
+        raise BertKerasError(f"{where}: the word {word[:40]!r} is not UTF-8; convert the file.") from error
+
+
+def _checked(path: pathlib.Path, words: list[str], vectors: np.ndarray) -> WordVectors:
+    if not np.isfinite(vectors).all():
+        raise BertKerasError(
+            f"{path}: the vector of {words[int(np.argwhere(~np.isfinite(vectors))[0, 0])]!r} is not finite."
+        )
+    if len(words) != len(set(words)):
+        twice = next(word for word, count in collections.Counter(words).items() if count > 1)
+        raise BertKerasError(f"{path} has the word {twice!r} twice; wanted each word once.")
+    return WordVectors(tuple(words), vectors)
