@@ -3,7 +3,7 @@
     words string [B, N] -> characters int32 [B, N + 2, C] -> word vectors [B, N + 2, P] -> layers float32 [B, L + 1, N, 2 P]
 
 A word is its bytes. Their vectors go through filters of several widths, and the largest value of each filter through highways and
-a projection (sec. 3.4; Kim et al. 2016). Each LSTM projects its output, and clips it. Layer 0 is the word vector, twice; layer k
+a projection (Kim et al. 2016). Each LSTM projects its output, and clips it. Layer 0 is the word vector, twice; layer k
 is the output of LSTM k from the left, then from the right.
 
 The numbers follow allenai/bilm-tf: gates in the order i, j, f, o; 1 is added to the forget gate; `<S>` and `</S>` around a

@@ -6,7 +6,7 @@
 
 A word that a file lacks gets the vector of its class, such as `<UNK-number>`, if the file has one; else that of `<UNK>`; else, by
 `own=True`, a random vector of its own, the same in every call: two new words of a question and of its paragraph stay equal to
-each other and different from others (Dhingra et al. 2017, sec. 3.2).
+each other and different from others (Dhingra et al. 2017).
 
 Sources: Mikolov et al. 2013 and word2vec.c; Pennington et al. 2014 (GloVe).
 """
