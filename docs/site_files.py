@@ -28,7 +28,8 @@ def notebook(path: Path) -> str:
     texts = [(cell["cell_type"], "".join(cell["source"])) for cell in cells]
     body = "\n\n".join(f"```python\n{text}\n```" if kind == "code" else text for kind, text in texts)
     title, _, rest = body.partition("\n")
-    return f"{title}\n\n[Download the notebook]({path.name})\n{rest}"
+    module = " and [toy.py](toy.py), which it imports" if "import toy" in body else ""
+    return f"{title}\n\n[Download the notebook]({path.name}){module}. It stands here without its outputs.\n{rest}"
 
 
 def on_files(files, config, **_):

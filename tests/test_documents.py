@@ -168,6 +168,8 @@ def test_every_public_name_and_every_class_of_settings_is_on_a_page_of_the_api()
     named = re.findall(r"(?m)^::: (\S+)$", "\n".join(pages))
     assert len(named) == len({*named})
     assert {f"bert_keras.{name}" for name in bert_keras.__all__} <= {*named}
+    listed = re.findall(r"(?m)\]\[([\w.]+)\]|^::: ([\w.]+)", text_of("docs/api/index.md"))
+    assert {f"bert_keras.{name}" for name in bert_keras.__all__} <= {one for pair in listed for one in pair}
     classes = [kind for module in (hparams, options, study_options) for kind in vars(module).values()]
     settings = {f"{kind.__module__}.{kind.__name__}" for kind in classes if dataclasses.is_dataclass(kind)}
     assert {name for name in settings if "options" in name or "hparams" in name} <= {*named}
