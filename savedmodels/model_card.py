@@ -60,7 +60,7 @@ ids, for clients that tokenize texts.{ragged}
 
 ## Serving
 
-    docker run -p 8500:8500 -p 8501:8501 -v "$PWD"/{volume} tensorflow/serving:{server} \\
+    docker run -p 127.0.0.1:8500:8500 -p 127.0.0.1:8501:8501 -v "$PWD"/{volume} tensorflow/serving:{server} \\
         --model_config_file={config} \\
         --enable_batching --batching_parameters_file={batching}
 

@@ -30,7 +30,7 @@ from bert_keras.errors import BertKerasError
 from bert_keras.savedmodels.model_card import VERSIONS
 from bert_keras.savedmodels.server import Server, rest
 from bert_keras.savedmodels.server.metrics import BUCKETS
-from bert_keras.savedmodels.server.versions import Versions, Watcher
+from bert_keras.savedmodels.server.versions import Versions, Watcher, load_version
 from bert_keras.savedmodels.serving_protos import MODELS
 from bert_keras.tasks.options import ServerOptions
 
@@ -87,7 +87,7 @@ def test_compose_accepts_its_file():
 
 
 def test_prometheus_accepts_its_files():
-    assert "SUCCESS: 4 rules found" in checked(
+    assert "SUCCESS: 5 rules found" in checked(
         program("promtool"), "check", "config", DEPLOY / "prometheus.yml"
     )
 
@@ -329,6 +329,11 @@ ALERTS = {
         | {f'{BUCKET}"1.0"}}': "0+900x30", f'{BUCKET}"2.5"}}': "0+1000x30", f'{BUCKET}"+Inf"}}': "0+1000x30"},
         ["RequestsAreSlow"],
     ),
+    "no server is known": ({'up{job="prometheus"}': "1x30"}, ["ServerDown"]),
+    "much memory": (
+        UP | {'process_resident_memory_bytes{job="bert-keras",instance="a"}': "3.3e9x30"},
+        ["MemoryIsHigh"],
+    ),
     "two versions": (
         UP | {f'{LOADED}"{version}",instance="{one}"}}': "1x30" for version in (1, 2) for one in "ab"},
         [],
@@ -419,7 +424,8 @@ def test_prometheus_scrapes_what_was_sent(server, tmp_path):
     here = {key: value for key, value in here.items() if key.startswith("bert_keras_")}
     sent = requests("rest", "Predict", "200", signature="serving_default", version="3")
     assert scraped == here and scraped[sent] >= 4, (tmp_path / "log").read_text()[-2000:]
-    assert [(rule["health"], rule["state"]) for rule in rules] == [("ok", "inactive")] * 4
+    assert [rule["health"] for rule in rules] == ["ok"] * 5
+    assert "firing" not in [rule["state"] for rule in rules]
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -498,6 +504,10 @@ KEPT = {
         "names the model other; start the server again",
     ),
     "no such version": (models(7, stable=7), "asks for the versions 7; the folder has 1"),
+    "a label without its version": (
+        models(1, stable=2),
+        "the label stable to version 2, and its .* serves 1; serve",
+    ),
 }
 
 
@@ -524,6 +534,52 @@ def test_a_label_waits_for_its_version(made, base):
     shutil.copy(made / "2" / "saved_model.pb", base / "2" / "saved_model.pb")
     watcher.look()
     assert watcher.versions.labels == {"stable": 2}
+
+
+def test_a_version_that_is_not_there_is_named(made, base):
+    add(made, base, 1)
+    replace(base / MODELS, models(1, 9, canary=9))
+    lines = []
+    watcher = Watcher(base, log=lines.append)
+    watcher.look()
+    watcher.look()
+    assert len(lines) == 1 and f"{base / MODELS} asks for version 9, which {base} does not have" in lines[0]
+
+
+def test_a_server_starts_with_the_newest_version_that_can_be_loaded(made, base):
+    add(made, base, 1, 2)
+    (base / "2" / "saved_model.pb").write_bytes(b"damage")
+    lines = []
+    watcher = Watcher(base, log=lines.append)
+    assert [*watcher.versions.served] == [1] and lines[0].startswith("warning: version 2 cannot be loaded")
+    watcher.look()
+    assert [*watcher.versions.served] == [1] and len(lines) == 1
+    shutil.copy(made / "2" / "saved_model.pb", base / "2" / "saved_model.pb")
+    watcher.look()
+    assert [*watcher.versions.served] == [2]
+    (base / "1" / "saved_model.pb").write_bytes(b"damage")
+    replace(base / MODELS, models(1))
+    with pytest.raises(
+        BertKerasError, match=r"no version of .* can be loaded \(version 1: .*\); export"
+    ) as error:
+        Watcher(base)
+    assert "\n" not in str(error.value)
+
+
+def test_a_rollback_during_a_load_wins(made, base, monkeypatch):
+    add(made, base, 1, 2)
+    replace(base / MODELS, models(1, stable=1))
+    lines = []
+    watcher = Watcher(base, log=lines.append)
+
+    def load_and_roll_back(folder, **how):
+        replace(base / MODELS, models(1, stable=1))
+        return load_version(folder, **how)
+
+    monkeypatch.setattr("bert_keras.savedmodels.server.versions.load_version", load_and_roll_back)
+    replace(base / MODELS, models(2, stable=2))
+    watcher.look()
+    assert [*watcher.versions.served] == [1] and watcher.versions.labels == {"stable": 1} and lines == []
 
 
 def test_a_missing_config_is_named(made, tmp_path):

@@ -129,20 +129,20 @@ def test_a_version_is_loaded_when_it_is_whole_and_the_last_one_stays(made, base)
 
 def test_labels_of_models_config_name_versions(made, base):
     add(made, base, 1, 2)
-    labels = 'version_labels { key: "stable" value: 1 } version_labels { key: "old" value: 7 }'
+    labels = 'version_labels { key: "stable" value: 1 }'
     (base / MODELS).write_text(config(f"{labels} model_version_policy {{ all {{}} }}"))
     with Server(Watcher(base).versions, REST_ALONE) as server:
         found = {}
-        for path in ("tiny", "tiny/labels/stable", "tiny/versions/2", "tiny/labels/old", "tiny/labels/new"):
+        for path in ("tiny", "tiny/labels/stable", "tiny/versions/2", "tiny/versions/7", "tiny/labels/new"):
             status, _, answer = ask(server, f"/v1/models/{path}:predict", {"instances": ["a"]})
             found[path] = answer["predictions"] if status == 200 else (status, answer["error"])
         states = ask(server, "/v1/models/tiny")[2]["model_version_status"]
     assert [found[path] for path in [*found][:3]] == [[2], [1], [2]]
-    assert found["tiny/labels/old"] == (
+    assert found["tiny/versions/7"] == (
         404,
         "there is no model tiny version 7; this server has tiny versions 1, 2.",
     )
-    assert found["tiny/labels/new"][0] == 400 and "the labels are old, stable" in found["tiny/labels/new"][1]
+    assert found["tiny/labels/new"][0] == 400 and "the labels are stable" in found["tiny/labels/new"][1]
     assert [(one["version"], one["state"]) for one in states] == [("2", "AVAILABLE"), ("1", "AVAILABLE")]
 
 

@@ -172,9 +172,10 @@ class Watcher:
     log: takes a line about each version that is loaded, retired or damaged
 
     A new version answers only after its warm-up; the versions that it replaces are retired then. A version that cannot be loaded
-    is tried again when its files have changed. A label moves when its version is loaded. If no version is left, or models.config
-    is damaged or away, the last versions and labels go on.
-    Raises MissingFileError if there is no version, BertKerasError for a wrong models.config or warm-up file.
+    is tried again when its files have changed; at the start, where the policy asks for the newest versions, older ones take its
+    place. A label moves when its version is loaded. If no version is left, or models.config is damaged or away, the last
+    versions and labels go on.
+    Raises MissingFileError if there is no version, BertKerasError for a wrong models.config, and if no version can be loaded.
     """
 
     def __init__(
@@ -197,11 +198,7 @@ class Watcher:
         self._failed: dict[int, Any] = {}  # version -> the state of its files
         self._last_line = ""
         self._ended = threading.Event()
-        found = find_versions(self._path)
-        chosen = self._chosen(found)
-        self.versions = Versions(
-            *(self._load(found[version]) for version in chosen), labels=self._settings.labels
-        )
+        self.versions = Versions(*self._first(find_versions(self._path)), labels=self._settings.labels)
 
     def __enter__(self) -> Self:
         if self._seconds:
@@ -231,12 +228,35 @@ class Watcher:
         warm_up(served)
         return served
 
+    def _first(self, found: Mapping[int, pathlib.Path]) -> list[Served]:
+        """The versions to begin with. Raises BertKerasError if none of them can be loaded."""
+        chosen, left, loaded = self._chosen(found), {*found}, list[Served]()
+        while not loaded:
+            for version in chosen:
+                try:
+                    loaded.append(self._load(found[version]))
+                except Exception as error:  # whatever is wrong with its files
+                    self._failed[version], reason = _state(found[version]), first_line(error)
+                    self._say(f"warning: version {version} cannot be loaded: {reason}")
+            left -= {*chosen}
+            if not loaded and not (chosen := self._settings.choose(left)):
+                raise BertKerasError(
+                    f"no version of {self._path} can be loaded (version {version}: {reason}); export it again, or serve another."
+                )
+        return loaded
+
     def _chosen(self, found: Collection[int]) -> list[int]:
-        """The versions to serve, of those that are there. Raises BertKerasError if there is none."""
+        """The versions to serve, of those that are there. Raises BertKerasError if there is none, or a label has another one."""
         if not (chosen := self._settings.choose(found)):
             raise BertKerasError(
                 f"{self._config} asks for the versions {', '.join(map(str, self._settings.specific or ()))}; "
                 f"the folder has {', '.join(map(str, sorted(found)))}."
+            )
+        served = {*chosen, *(self._settings.specific or ())}
+        if lost := [pair for pair in self._settings.labels.items() if pair[1] not in served]:
+            raise BertKerasError(
+                f"{self._config} gives the label {lost[0][0]} to version {lost[0][1]}, and its model_version_policy serves "
+                f"{', '.join(map(str, sorted(served)))}; serve that version too, or move the label."
             )
         return chosen
 
@@ -254,6 +274,7 @@ class Watcher:
     def look(self) -> None:
         """Loads the versions that the folder has and the server should have, then retires the others."""
         self._follow()
+        settings = self._settings
         found, served, labels = find_versions(self._path), self.versions.served, self.versions.labels
         chosen = self._chosen(found)
         loaded = {version: served[version] for version in chosen if version in served}
@@ -270,6 +291,15 @@ class Watcher:
             except Exception as error:  # whatever is wrong with its files, the other versions go on
                 self._failed[version] = state
                 self._say(f"warning: version {version} cannot be loaded: {first_line(error)}")
+        if loaded.keys() - served.keys():
+            self._follow()
+            if (
+                self._settings != settings
+            ):  # it has changed meanwhile: what was loaded may not be wanted any more
+                self.look()
+                return
+        if away := sorted({*(settings.specific or ())} - {*found}):
+            self._say(f"warning: {self._config} asks for version {away[0]}, which {self._path} does not have")
         moved = {
             label: version if version in loaded else labels.get(label, version)
             for label, version in self._settings.labels.items()
