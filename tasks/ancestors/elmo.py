@@ -83,7 +83,6 @@ def characters(words: Any, config: BiLMConfig) -> tf.Tensor:
 # Characters -> word vectors
 
 
-@keras.saving.register_keras_serializable("bert_keras")
 class CharacterCNN(keras.layers.Layer):
     """Characters int32 [B, N, C] -> word vectors float32 [B, N, P]."""
 
@@ -129,7 +128,6 @@ class CharacterCNN(keras.layers.Layer):
 # Word vectors -> layers
 
 
-@keras.saving.register_keras_serializable("bert_keras")
 class ProjectedLSTMCell(keras.layers.Layer):
     """An LSTM whose output is projected and clipped: float32 [B, D] and its state -> [B, P] (Sak et al. 2014)."""
 
@@ -161,7 +159,6 @@ def _clipped(x: Any, bound: float | None) -> Any:
     return x if bound is None else ops.clip(x, -bound, bound)
 
 
-@keras.saving.register_keras_serializable("bert_keras")
 class BiLM(keras.Model):
     """Characters int32 [B, N + 2, C], states -> layers float32 [B, L + 1, N, 2 P], the next states.
 
