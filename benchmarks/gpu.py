@@ -401,7 +401,7 @@ def serve(side: str) -> None:
 
 
 def python_path(wheels: pathlib.Path | None, into: pathlib.Path) -> str:
-    """What the workers import from: this repository, this folder, and the wheels that are not installed here."""
+    """The import path of the workers: this repository, this folder, and the unpacked wheels that are not installed here."""
     for wheel in sorted(wheels.glob("*.whl")) if wheels else ():
         try:
             metadata.version(wheel.name.split("-")[0])
@@ -536,7 +536,7 @@ def measure(case: Case, sides: Sides, present: list[str], *, rounds: int, at_lea
 
 
 def lines(case: Case, found: dict[str, Any]) -> Iterator[str]:
-    """What is printed for a case."""
+    """Yields the printed lines of a case."""
     yield f"{case.name}{'' if found['agrees'] else ': OVER'}"
     for pair, apart in found["apart"].items():
         ratio = found.get("ratios", {}).get(pair)

@@ -28,7 +28,7 @@ _VARIABLES = re.compile(
 
 
 def facts() -> dict[str, Any]:
-    """What decides the speed of a library's kernels on this machine, as far as the system tells it."""
+    """The facts about this machine that decide the speed of a library's kernels, as far as the system tells them."""
     text = CPU_INFO.read_text(encoding="ascii", errors="replace") if CPU_INFO.exists() else ""
     listed = ""
     if program := shutil.which("lscpu"):

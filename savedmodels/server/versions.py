@@ -293,9 +293,8 @@ class Watcher:
                 self._say(f"warning: version {version} cannot be loaded: {first_line(error)}")
         if loaded.keys() - served.keys():
             self._follow()
-            if (
-                self._settings != settings
-            ):  # it has changed meanwhile: what was loaded may not be wanted any more
+            # It has changed meanwhile: the loaded version may not be wanted any more.
+            if self._settings != settings:
                 self.look()
                 return
         if away := sorted({*(settings.specific or ())} - {*found}):

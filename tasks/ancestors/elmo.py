@@ -22,7 +22,8 @@ import tensorflow as tf
 from keras import ops
 
 from bert_keras.checkpoints.tensorflow_classes import open_h5
-from bert_keras.errors import BertKerasError
+from bert_keras.checkpoints.weights import refuse_not_finite
+from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.fields import Checked, setting
 from bert_keras.io.files import write_json
 from bert_keras.io.folders import atomic_folder
@@ -226,7 +227,7 @@ CHARS = {"activation": "activation", "n_highway": "highways", "max_characters_pe
 def read(folder: str | pathlib.Path) -> BiLM:
     """The biLM of a folder with options.json and weights.hdf5 (or one other .hdf5 file), as bilm-tf and AllenNLP publish it.
 
-    Raises FileNotFoundError, and BertKerasError for a file that is damaged, or for sizes and weights that do not fit.
+    Raises MissingFileError, and BertKerasError for a file that is damaged, or for sizes and weights that do not fit.
     """
     folder = pathlib.Path(folder)
     config = _read_options(folder / OPTIONS)
@@ -242,8 +243,8 @@ def read(folder: str | pathlib.Path) -> BiLM:
                 "one model."
             )
         tensors = {name: np.asarray(get(name), np.float32) for name in wanted}
-    if wrong := [name for name, tensor in tensors.items() if not np.isfinite(tensor).all()]:
-        raise BertKerasError(f"{wrong[0]} of {folder} has NaN or infinite numbers; bring the file again.")
+    for name, tensor in tensors.items():
+        refuse_not_finite(tensor, named=f"{folder}: {name}")
     model = BiLM(config)
     model.build()
     for name, variable in _variables(model).items():
@@ -264,7 +265,7 @@ def write(model: BiLM, folder: str | pathlib.Path) -> None:
 def _weights_in(folder: pathlib.Path) -> pathlib.Path:
     found = [folder / WEIGHTS] if (folder / WEIGHTS).exists() else sorted(folder.glob("*weights*.hdf5"))
     if len(found) != 1:
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{folder} has {len(found)} files of weights; wanted {WEIGHTS} beside {OPTIONS}."
         )
     return found[0]
