@@ -195,7 +195,7 @@ class Watcher:
             )
         self._settings = read_settings(self._config)
         self._configured, self._name = self._config.is_file(), name or self._settings.name
-        self._failed: dict[int, Any] = {}  # version -> the state of its files
+        self._failed: dict[int, tuple[Any, str]] = {}  # version -> the state of its files, and the reason
         self._last_line = ""
         self._ended = threading.Event()
         self.versions = Versions(*self._first(find_versions(self._path)), labels=self._settings.labels)
@@ -223,23 +223,32 @@ class Watcher:
             self._log(line)
         self._last_line = line
 
-    def _load(self, folder: pathlib.Path) -> Served:
-        served = load_version(folder, name=self._name)
-        warm_up(served)
+    def _try_to_load(self, version: int, folder: pathlib.Path) -> Served | None:
+        """The version after its warm-up; None, with a line, if it cannot be loaded, and while its files stay as they are."""
+        state = _state(folder)
+        if self._failed.get(version, (None,))[0] == state:
+            return None
+        try:
+            served = load_version(folder, name=self._name)
+            warm_up(served)
+        except tf.errors.CancelledError:  # a request was stopped meanwhile; TensorFlow cancels in all threads
+            return None
+        except Exception as error:  # whatever is wrong with its files, the other versions go on
+            self._failed[version] = state, first_line(error)
+            self._say(f"warning: version {version} cannot be loaded: {first_line(error)}")
+            return None
         return served
 
     def _first(self, found: Mapping[int, pathlib.Path]) -> list[Served]:
         """The versions to begin with. Raises BertKerasError if none of them can be loaded."""
         chosen, left, loaded = self._chosen(found), {*found}, list[Served]()
         while not loaded:
-            for version in chosen:
-                try:
-                    loaded.append(self._load(found[version]))
-                except Exception as error:  # whatever is wrong with its files
-                    self._failed[version], reason = _state(found[version]), first_line(error)
-                    self._say(f"warning: version {version} cannot be loaded: {reason}")
+            made = [self._try_to_load(version, found[version]) for version in chosen]
+            loaded = [one for one in made if one is not None]
             left -= {*chosen}
             if not loaded and not (chosen := self._settings.choose(left)):
+                known = [(number, reason) for number, (_, reason) in self._failed.items()]
+                version, reason = known[-1] if known else (max(found), "its load was cancelled")
                 raise BertKerasError(
                     f"no version of {self._path} can be loaded (version {version}: {reason}); export it again, or serve another."
                 )
@@ -279,18 +288,8 @@ class Watcher:
         chosen = self._chosen(found)
         loaded = {version: served[version] for version in chosen if version in served}
         for version in [one for one in chosen if one not in served]:
-            state = _state(found[version])
-            if self._failed.get(version) == state:
-                continue
-            try:
-                loaded[version] = self._load(found[version])
-            except (
-                tf.errors.CancelledError
-            ):  # a request was stopped meanwhile; TensorFlow cancels in all threads
-                continue
-            except Exception as error:  # whatever is wrong with its files, the other versions go on
-                self._failed[version] = state
-                self._say(f"warning: version {version} cannot be loaded: {first_line(error)}")
+            if (made := self._try_to_load(version, found[version])) is not None:
+                loaded[version] = made
         if loaded.keys() - served.keys():
             self._follow()
             # It has changed meanwhile: the loaded version may not be wanted any more.
