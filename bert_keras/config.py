@@ -8,10 +8,12 @@ from typing import Any
 
 from bert_keras.config_files import GOOGLE, HUGGING_FACE, MODEL_TYPES, Form
 from bert_keras.errors import BertKerasError, MissingFileError
+from bert_keras.features import ENCODER_INPUTS, INPUT_CHARACTERS
 from bert_keras.fields import Checked, names_of, setting
 from bert_keras.io.json_files import read_object, shortened
 from bert_keras.io.paths import to_path
 
+BERT = "bert"  # the encoder whose blocks are Transformer blocks; bert_keras/model/encoders.py has the others
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu", "silu", "tanh", "linear")
 
 # The largest sizes. Published models are far below; larger sizes would allocate memory that no file fills.
@@ -91,7 +93,7 @@ class BertConfig(Checked):
         help="tokens in the vocabulary (default: those of --vocab)", at_least=1, at_most=MAX_VOCABULARY
     )
     hidden_size: int = setting(768, help="width of the hidden states", at_least=1, at_most=MAX_WIDTH)
-    num_layers: int = setting(12, help="blocks", at_least=1, at_most=MAX_LAYERS)
+    num_layers: int = setting(12, help="blocks", at_least=0, at_most=MAX_LAYERS)
     num_heads: int = setting(12, help="attention heads in a block", at_least=1, at_most=MAX_WIDTH)
     intermediate_size: int = setting(
         3072, help="width inside the feed-forward layers", at_least=1, at_most=1_048_576
@@ -136,6 +138,27 @@ class BertConfig(Checked):
         False,
         help="a BiLSTM of half the hidden size per direction on the last block (Devlin et al. 2019, table 5)",
     )
+    positions: str = setting(
+        "learned",
+        help="learned, or the sinusoids of the first Transformer, which have no weights",
+        choices=("learned", "sinusoids"),
+    )
+    embedding_norm: bool = setting(
+        True, help="norm the sum of the embeddings; GPT and the first Transformer do not"
+    )
+    scale_embeddings: bool = setting(
+        False, help="multiply word embeddings by the root of their width, as the first Transformer does"
+    )
+    encoder: str = setting(BERT, help="bert, or the name of an ancestor, whose blocks are not BERT's")
+    encoder_settings: dict[str, Any] | None = setting(
+        None, help="the settings that an ancestor has beside these, as a JSON object"
+    )
+    max_characters: int = setting(
+        0,
+        help="bytes of a word that the encoder reads beside its id, as ELMo does",
+        at_least=0,
+        at_most=1_024,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -150,6 +173,11 @@ class BertConfig(Checked):
         if self.position_offset >= self.max_positions:
             raise BertKerasError(
                 f"position_offset is {shortened(self.position_offset)}; it must be below max_positions, {self.max_positions}."
+            )
+        if self.encoder == BERT and (self.num_layers == 0 or self.encoder_settings or self.max_characters):
+            raise BertKerasError(
+                "num_layers is 0, or encoder_settings or max_characters is set, which only the encoders of ancestors have; name "
+                "one as encoder, or give a block."
             )
 
     @property
@@ -166,6 +194,11 @@ class BertConfig(Checked):
     def max_length(self) -> int:
         """The longest sequence in tokens: the positions minus the offset."""
         return self.max_positions - self.position_offset
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The features that the encoder reads."""
+        return (*ENCODER_INPUTS, INPUT_CHARACTERS) if self.max_characters else ENCODER_INPUTS
 
     @property
     def head_dropout(self) -> float:

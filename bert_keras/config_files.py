@@ -147,7 +147,20 @@ _CLASSIFIER_DROPOUT = {"classifier_dropout": "classifier_dropout"}
 # Keys that only this package writes, if the value is not the default.
 _OURS = {
     name: name
-    for name in ("embedding_size", "share_layers", "causal", "position_offset", "bilstm", "pooler_activation")
+    for name in (
+        "embedding_size",
+        "share_layers",
+        "causal",
+        "position_offset",
+        "bilstm",
+        "pooler_activation",
+        "positions",
+        "embedding_norm",
+        "scale_embeddings",
+        "encoder",
+        "encoder_settings",
+        "max_characters",
+    )
 }
 _TYPES = {"type_vocab_size": 1}  # their models look a type up for every token
 _REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")

@@ -13,6 +13,9 @@ from bert_keras.errors import BertKerasError
 INPUT_WORD_IDS = "input_word_ids"  # int32 [B, S], vocabulary ids
 INPUT_MASK = "input_mask"  # int32 [B, S], 1 on real tokens, 0 on padding
 INPUT_TYPE_IDS = "input_type_ids"  # int32 [B, S], 0 on the first segment, 1 on the second
+INPUT_CHARACTERS = (
+    "input_characters"  # int32 [B, S, C], the bytes of each word; only for encoders that read them
+)
 MASKED_LM_POSITIONS = "masked_lm_positions"  # int32 [B, P], positions that the masked LM predicts
 MASKED_LM_IDS = "masked_lm_ids"  # int32 [B, P], the original tokens at these positions
 MASKED_LM_WEIGHTS = "masked_lm_weights"  # float32 [B, P], 0 on padding

@@ -94,6 +94,8 @@ def _field_type(annotation: Any, rule: Any) -> FieldType:
             f"{known.wanted}, or MODULE:NAME",
             lambda value: known.accepts(value) or (isinstance(value, str) and is_own(value)),
         )
+    if typing.get_origin(annotation) is dict:
+        return FieldType("an object", lambda value: isinstance(value, dict))
     if annotation not in _KINDS:
         raise BertKerasError(
             f"a setting is annotated {annotation}; give bool, str, int, float, a tuple of them, or one of them with `| None`."
@@ -203,6 +205,8 @@ def _form(annotation: Any, choices: tuple[str, ...], *, negatable: bool) -> dict
         if choices:
             return {"type": _or_none(_choice(choices)), "metavar": f"{{{','.join(choices)}}}"}
         return form | {"type": _or_none(form["type"])} if form.get("type") in (int, float) else form
+    if typing.get_origin(annotation) is dict:
+        return {"type": _json, "metavar": "JSON"}
     if annotation is bool:
         return {"action": argparse.BooleanOptionalAction if negatable else "store_true"}
     if choices:

@@ -18,8 +18,8 @@ from bert_keras import features
 ROOT = Path(__file__).parents[1]
 BASE = dict(os.environ)
 PACKAGES = ("bert_keras", "tasks", "savedmodels")  # lowest first: imports point down
-# The tables that name modules above their own: public names, commands, Keras classes.
-TABLES = ("bert_keras", "bert_keras.cli.main", "bert_keras.model.registered")
+# The tables that name modules above their own: public names, commands, Keras classes, encoders.
+TABLES = ("bert_keras", "bert_keras.cli.main", "bert_keras.model.registered", "bert_keras.model.encoders")
 STRINGS, TENSORS = ("tensorflow", "tensorflow_text"), ("keras", "keras_hub", "keras_nlp")
 
 

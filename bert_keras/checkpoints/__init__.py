@@ -198,12 +198,15 @@ def load_encoder(
 
     Raises as `read`, `with_vocab_size` and `assign` do.
     """
-    from bert_keras.model.encoder import ALL, BertEncoder
+    from bert_keras.model.encoder import ALL
+    from bert_keras.model.encoders import make_encoder
 
     checkpoint = read(path)
     if vocab_size is not None:
         checkpoint = with_vocab_size(checkpoint, vocab_size)
-    encoder = BertEncoder(checkpoint.config, outputs=ALL if outputs is None else tuple(outputs), dtype=dtype)
+    encoder: BertEncoder = make_encoder(
+        checkpoint.config, outputs=ALL if outputs is None else tuple(outputs), dtype=dtype
+    )
     report = assign(checkpoint, encoder, fresh=fresh)
     if log is not None:
         log(str(report))

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_keras.config import BertConfig
+from bert_keras.config import BERT, BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.io.json_files import shortened
 from bert_keras.text.vocabulary import Vocabulary
@@ -31,9 +31,10 @@ def _norm(name: str, width: str) -> dict[str, tuple]:
 
 
 _TYPES = "embeddings/type_embeddings"  # only where there are types
+_POSITIONS = "embeddings/position_embeddings"  # only where they are learned
 _EMBEDDINGS = {
     "embeddings/word_embeddings": ("V", "E"),
-    "embeddings/position_embeddings": ("P", "E"),
+    _POSITIONS: ("P", "E"),
     _TYPES: ("T", "E"),
     **_norm("embeddings/layer_norm", "E"),
 }
@@ -70,10 +71,15 @@ HEADS = tuple(dict.fromkeys(name.split("/")[0] for name in _HEADS))
 
 def variable_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every variable of the encoder, computed from the config alone."""
+    if config.encoder != BERT:
+        from bert_keras.model.encoders import encoder_class  # which imports Keras
+
+        return encoder_class(config).shapes(config)
     blocks = 1 if config.share_layers else config.num_layers
     patterns = _EMBEDDINGS | (_PROJECTION if config.embedding_width != config.hidden_size else {})
-    if not config.has_types:
-        del patterns[_TYPES]
+    left_out = {_TYPES: config.has_types, _POSITIONS: config.positions == "learned"}
+    left_out |= dict.fromkeys(_norm("embeddings/layer_norm", "E"), config.embedding_norm)
+    patterns = {name: shape for name, shape in patterns.items() if left_out.get(name, True)}
     for i in range(blocks):
         patterns |= {name.format(i=i): shape for name, shape in _BLOCK.items()}
     return _sized(patterns | (BILSTM if config.bilstm else {}) | _POOLER, config)
@@ -226,11 +232,12 @@ class Checkpoint:
 
         A head is a user's own as a whole if one of its weights has another name or another shape than the known head's.
         """
-        known = head_shapes(self.config)
+        known, of_bert = head_shapes(self.config), self.config.encoder == BERT
+        ours = variable_shapes(self.config) if of_bert else {}  # the formats have no names for an ancestor's
         found = {
             name
             for name, tensor in self.tensors.items()
-            if name not in variable_shapes(self.config) and not fits(tensor.shape, known.get(name))
+            if name not in ours and not fits(tensor.shape, known.get(name))
         }
         heads = {name.split("/")[0] for name in found} & {*HEADS}
         return frozenset(found | {name for name in self.tensors if name.split("/")[0] in heads})
@@ -410,6 +417,10 @@ ORIGINAL = {
     "pooler_activation": "tanh",
     "has_types": True,
     "embedding_width": "hidden_size",
+    "positions": "learned",
+    "embedding_norm": True,
+    "scale_embeddings": False,
+    "encoder": BERT,
 }
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from bert_keras.config import BertConfig
@@ -160,7 +161,8 @@ class Embeddings(keras.layers.Layer):
     shared: embeddings whose tables and norm these read instead of their own; the projection is their own.
     Positions count from `position_offset` on. Where there is one type or none, the type ids are not looked at.
     Raises ValueError where the shared tables are of other sizes.
-    Unlike the textbook: positions are learned, not the sinusoids of Vaswani et al. 2017, sec. 3.5; `max_positions` bounds a text.
+    Unlike the textbook: positions are learned, not the sinusoids of Vaswani et al. 2017, sec. 3.5, unless the config says
+    "sinusoids"; `max_positions` bounds a text.
     """
 
     look_up = staticmethod(look_up)  # of words: `bk.explain` puts vectors between two texts in its place
@@ -177,11 +179,14 @@ class Embeddings(keras.layers.Layer):
         self.config = config
         for table in _TABLES:
             setattr(self, table, getattr(shared, table, None))
-        if shared is None:
-            self.norm = LayerNorm(config=config, name="layer_norm", dtype=dtype)
-        else:
+        self.norm: Any
+        if shared is not None:
             _check_shared(config, shared.config)
             self.norm = shared.norm
+        else:
+            self.norm = (
+                LayerNorm(config=config, name="layer_norm", dtype=dtype) if config.embedding_norm else None
+            )
         self.dropout = Dropout(config.hidden_dropout, name="dropout", dtype=dtype)
         self.projection = None
         if config.embedding_width != config.hidden_size:
@@ -191,13 +196,15 @@ class Embeddings(keras.layers.Layer):
         """No shape is needed: every size stands in the config."""
         config, width = self.config, self.config.embedding_width
         for name, field in _TABLES.items():
+            if name == "position_embeddings" and config.positions == "sinusoids":
+                continue
             if getattr(self, name) is None and (rows := getattr(config, field)):
                 # Rows are cast after the lookup: autocast would cast a whole table at every call.
                 table = self.add_weight(
                     name=name, shape=(rows, width), initializer=truncated_normal(config), autocast=False
                 )
                 setattr(self, name, table)
-        if not self.norm.built:
+        if self.norm is not None and not self.norm.built:
             self.norm.build((None, None, width))
         if self.projection is not None:
             self.projection.build((None, None, width))
@@ -207,16 +214,36 @@ class Embeddings(keras.layers.Layer):
         """`word_ids`, `type_ids`: int32 [B, S] -> float [B, S, H]."""
         length = ops.shape(word_ids)[1]
         words = self.look_up(self.word_embeddings, word_ids)
+        if self.config.scale_embeddings:
+            words *= self.config.embedding_width**0.5
         # `slice` raises where the length is known at run time only and too long; indexing would clip in silence.
-        table = ops.convert_to_tensor(self.position_embeddings)
+        table = ops.convert_to_tensor(self._positions())
         positions = ops.slice(table, (self.config.position_offset, 0), (length, self.config.embedding_width))
         if self.config.has_types:
             # A pair's type ids are 0 and 1, and RoBERTa has one type: looked up, 1 would be an error on CPU and zeros on GPU.
             alone = self.config.type_vocab_size == 1
             words += self.type_embeddings[0] if alone else look_up(self.type_embeddings, type_ids)
         summed = ops.cast(words + ops.expand_dims(positions, 0), self.compute_dtype)
-        embedded = self.dropout(self.norm(summed), training=training)
+        normed = summed if self.norm is None else self.norm(summed)
+        embedded = self.dropout(normed, training=training)
         return embedded if self.projection is None else self.projection(embedded)
+
+    def _positions(self) -> Any:
+        """The position table, float [P, E]."""
+        if self.config.positions == "learned":
+            return self.position_embeddings
+        return sinusoids(self.config.max_positions, self.config.embedding_width)
+
+
+def sinusoids(count: int, width: int) -> np.ndarray:
+    """The vectors of positions 0, 1, ...: float32 [count, width], sines in even places, cosines in odd ones.
+
+    Source: Vaswani et al. 2017, sec. 3.5.
+    """
+    angles = np.arange(count)[:, None] / 10_000 ** (np.arange(0, width, 2) / width)
+    table = np.zeros((count, width), np.float32)
+    table[:, 0::2], table[:, 1::2] = np.sin(angles), np.cos(angles)[:, : width // 2]
+    return table
 
 
 class SelfAttention(keras.layers.Layer):

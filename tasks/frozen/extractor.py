@@ -33,6 +33,7 @@ from bert_keras.features import (
 from bert_keras.fields import checked_value
 from bert_keras.io.json_files import shortened
 from bert_keras.model.encoder import BertEncoder
+from bert_keras.model.encoders import make_encoder
 from bert_keras.model.feature_bilstm import OUTPUTS, VECTORS
 from bert_keras.model.kernels import packed_weights
 from bert_keras.tasks.options import FeatureOptions, WindowOptions
@@ -233,7 +234,7 @@ class Extractor:
         return self.source.config
 
     def _new_encoder(self) -> BertEncoder:
-        encoder = BertEncoder(self.config, outputs=OUTPUTS, dtype=self.precision)
+        encoder: BertEncoder = make_encoder(self.config, outputs=OUTPUTS, dtype=self.precision)
         encoder.unpadded = True  # no vector is that of padding
         return encoder
 

@@ -21,6 +21,7 @@ from bert_keras.fields import Masking, names_of
 from bert_keras.io.json_files import shortened
 from bert_keras.model.choices import training_policy
 from bert_keras.model.encoder import BertEncoder
+from bert_keras.model.encoders import make_encoder
 from bert_keras.optimization.objectives import (
     LeftToRight,
     MaskedLM,
@@ -139,7 +140,7 @@ def build_model(recipe: Recipe, config: BertConfig, objectives: Sequence[Objecti
     hparams = recipe.hparams
     check_parts(objectives, WorkerRows(0, Workers(tf.distribute.get_strategy()).count))
     outputs = tuple(dict.fromkeys(one.reads for one in objectives))
-    encoder = BertEncoder(config, outputs=outputs, dtype=training_policy(hparams.precision))
+    encoder: BertEncoder = make_encoder(config, outputs=outputs, dtype=training_policy(hparams.precision))
     model = choose_pretrainer(objective_classes(recipe)).of(encoder, objectives, count_tokens=True)
     for one in {id(one): one for one in model.encoders.values()}.values():
         leave_out_padding(one)

@@ -25,10 +25,11 @@ from bert_keras.checkpoints.weights import (
 )
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, first_names
-from bert_keras.features import ENCODER_INPUTS, POOLED_OUTPUT, SEQUENCE_OUTPUT
+from bert_keras.features import POOLED_OUTPUT, SEQUENCE_OUTPUT
 from bert_keras.io.files import atomic_file
 from bert_keras.model.choices import places_of
 from bert_keras.model.encoder import BertEncoder
+from bert_keras.model.encoders import make_encoder
 from bert_keras.model.feature_bilstm import OUTPUTS, FeatureEncoder, StoredVectors
 from bert_keras.optimization.optimizers import AdamW
 from bert_keras.optimization.schedules import SCHEDULES
@@ -106,7 +107,7 @@ def network_of(
     `checked_model`.
     """
     outputs = problem.outputs if features is None else OUTPUTS
-    encoder = BertEncoder(config, outputs=outputs, dtype=dtype)
+    encoder: BertEncoder = make_encoder(config, outputs=outputs, dtype=dtype)
     leave_out_padding(encoder)
     if features is None:
         return encoder, checked_model(problem, encoder)
@@ -119,10 +120,11 @@ def checked_model(problem: Problem, encoder: Any) -> keras.Model:
     """The problem's model. Raises BertKerasError unless its inputs are the encoder's and those in `model_features`."""
     model = problem.model(encoder)
     names = {*model.input} if isinstance(model.input, Mapping) else {one.name for one in model.inputs}
-    own = sorted(names - {*ENCODER_INPUTS})
+    inputs = config_of(model).inputs
+    own = sorted(names - {*inputs})
     if own != sorted(problem.model_features):
         raise BertKerasError(
-            f"the model of {problem.name} has the inputs {first_names([*ENCODER_INPUTS, *own])} and model_features is "
+            f"the model of {problem.name} has the inputs {first_names([*inputs, *own])} and model_features is "
             f"{problem.model_features}; give model_features = {tuple(own)}."
         )
     return model
