@@ -11,6 +11,9 @@ import pytest
 pytestmark = [pytest.mark.parity, pytest.mark.long, pytest.mark.timeout(600)]
 TESTS = Path(__file__).parent
 TWO_DEVICES = ("tags", "masked LM and next sentence", "ELECTRA")
+# A key's bias adds one number to all scores of a query, which changes no probability: its gradient is rounding, from which Adam
+# makes steps of full length in any direction.
+WITHOUT_GRADIENT = "attention/key/bias"
 # Weights are within 1e-5, except where a gradient near 0 decides the direction of Adam's first steps.
 BOUNDS = {"spans, AdamW": 2e-4, "classifier, LAMB": 5e-5, "ELECTRA, AdamW": 5e-5}
 
@@ -44,7 +47,7 @@ def assert_same(ours, theirs):
         if what == ["losses"]:
             assert ours[name][1] < ours[name][0]
             np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-5, err_msg=name)
-        else:
+        elif not name.endswith(WITHOUT_GRADIENT):
             np.testing.assert_allclose(ours[name], theirs[name], atol=BOUNDS.get(case, 1e-5), err_msg=name)
 
 
