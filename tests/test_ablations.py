@@ -10,6 +10,7 @@ from own_relations import Lengths
 from runs import VOCABULARY, Begun, no_training, refused, results, texts, unlike, write_data
 
 from bert_keras import checkpoints
+from bert_keras.errors import BertKerasError
 from bert_keras.tasks.finetuning.examples import check_fits
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.pretraining.recipes import RECIPES, Recipe
@@ -495,3 +496,41 @@ def test_squad_fits_into_the_small_scale(name, data_dir):
     hparams = Hparams(**{**task.defaults, **scale.finetuning})
     config = RECIPES["bert"].changed(**scale.pretraining).config(vocab_size=len(VOCABULARY))
     check_fits(task, config, WordPiece(VOCABULARY, lower_case=True), hparams)
+
+
+def test_a_row_has_its_own_vocabulary_training_and_tasks(tmp_path, small, monkeypatch):
+    rows = (
+        Row(name="masked LM"),
+        Row(
+            name="from the left",
+            recipe="ltr-no-nsp",
+            vocabulary="cased",
+            training={"feature_layers": "last", "lstm_units": 8, "epochs": 2},
+            tasks=("sst2",),
+        ),
+        Row(name="no form", weights="from the left", tasks=()),
+    )
+    monkeypatch.setitem(SCALES, "tiny", dataclasses.replace(SCALES["tiny"], rows={"steps": rows}))
+    write_data(tmp_path / "data", "sst2")
+    given = arguments(tmp_path) | {"log": lambda line: None}
+    with refused("from the left reads the vocabulary cased.*--vocab cased=PATH", output=given["output"]):
+        run_ablation("steps", **given)
+    cased = WordPiece([*VOCABULARY, "more"], lower_case=False)
+    found = run_ablation("steps", **given | {"tokenizer": {None: given["tokenizer"], "cased": cased}})
+    assert {
+        row: len(values["sst2"]) + len(found.stuck[row]["sst2"]) for row, values in found.values.items()
+    } == {"masked LM": 1, "from the left": 1, CONTROL: 1}
+    settings = results(tmp_path / "out" / "from-the-left" / "sst2-1")["hparams"]
+    assert (settings["feature_layers"], settings["epochs"]) == ("last", 2)
+    tokenizer = checkpoints.load_tokenizer(tmp_path / "out" / "from-the-left" / "sst2-1")
+    assert tokenizer.vocabulary == cased.vocabulary and not tokenizer.lower_case
+    assert any(title.endswith(", cased") for title in found.perplexities)
+
+
+def test_a_pretraining_that_learned_nothing_is_refused(tmp_path, small, monkeypatch):
+    monkeypatch.setitem(ABLATIONS, "steps", ABLATIONS["steps"]._replace(learned=True))
+    write_data(tmp_path / "data", "sst2")
+    with pytest.raises(BertKerasError, match="masked_lm does not beat unigrams"):
+        run_ablation(
+            "steps", **arguments(tmp_path) | {"changes": {"learning_rate": 1e-9}}, log=lambda line: None
+        )

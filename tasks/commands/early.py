@@ -1,6 +1,7 @@
 """Checks of a command's flags before TensorFlow is imported, which takes seconds: names of tasks, and paths where nothing is."""
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 from bert_keras.errors import BertKerasError
@@ -49,6 +50,31 @@ def _paths(given: Any) -> list[str]:
     return [given] if isinstance(given, str) else [one.partition("=")[2] for one in given or ()]
 
 
+def pairs_of(flag: str, given: Sequence[str]) -> dict[str, str]:
+    """The values of NAME=VALUE. Raises BertKerasError for a repeated name."""
+    found: dict[str, str] = {}
+    for one in given:
+        name, equals, value = one.partition("=")
+        if not equals:
+            raise BertKerasError(f"{one!r} has no name; give NAME=VALUE.")
+        if name in found:
+            raise BertKerasError(f"{flag} has {name} more than once; give each name once.")
+        found[name] = value
+    return found
+
+
+def vocabularies(given: Sequence[str]) -> dict[str | None, str]:
+    """The path of each vocabulary of --vocab by its name; None for the one without a name, which stands alone or first."""
+    alone = [one for one in given if "=" not in one]
+    if len(alone) > 1:
+        raise BertKerasError(
+            f"--vocab has {' and '.join(alone)} without names; give one, and the others as NAME=PATH."
+        )
+    found: dict[str | None, str] = {None: alone[0]} if alone else {}
+    found.update(pairs_of("--vocab", [one for one in given if "=" in one]))
+    return found
+
+
 def check_text(args: argparse.Namespace, *more: str) -> None:
     """As `check_paths`, and raises BertKerasError for a --text or a --vocab that is not there. more: other text."""
     from bert_keras import checkpoints
@@ -58,6 +84,7 @@ def check_text(args: argparse.Namespace, *more: str) -> None:
     if local := [text for text in texts if not is_remote(text)]:
         open_corpora(local)
     check_paths(args)
-    vocabulary = vars(args).get("vocab")
-    if vocabulary and not is_remote(vocabulary) and not to_path(vocabulary).exists():
-        checkpoints.check_there(vocabulary)
+    given = vars(args).get("vocab") or []
+    for vocabulary in vocabularies([given] if isinstance(given, str) else given).values():
+        if not is_remote(vocabulary) and not to_path(vocabulary).exists():
+            checkpoints.check_there(vocabulary)

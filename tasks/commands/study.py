@@ -6,13 +6,13 @@ TensorFlow is imported when a command runs; flags and help need none.
 import argparse
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from bert_keras.cli.console import PATH, SEVERAL, Command, add_parser, say, start, table
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import add_flags, given_settings
-from bert_keras.tasks.commands.early import check_paths, check_text
+from bert_keras.tasks.commands.early import check_paths, check_text, pairs_of, vocabularies
 from bert_keras.tasks.commands.finetuning import check_given_task, open_given_task
 from bert_keras.tasks.commands.flags import (
     CHECKPOINT_HELP,
@@ -84,7 +84,9 @@ def _add_ablate(parser: argparse.ArgumentParser) -> None:
     for name, ablation in ABLATIONS.items():
         own = add_parser(group, name, f"{ablation.title}, with pre-training", epilog=TEXT_NOTES)
         own.add_argument("--text", **PATH, **SEVERAL, required=True, help=TEXT_HELP)
-        own.add_argument("--vocab", **PATH, required=True, help=VOCAB_HELP)
+        named = sorted({row.vocabulary for row in SCALES[AblationOptions.scale].rows[name] if row.vocabulary})
+        more = f"; and {' and '.join(f'{one}=PATH' for one in named)}" if named else ""
+        own.add_argument("--vocab", **PATH, **SEVERAL, required=True, help=VOCAB_HELP + more)
         _add_runs(own)
         add_flags(own, AblationOptions, only=("scale", "pretrainings", "held_out"))
         rows = [row.name for row in SCALES[AblationOptions.scale].rows[name]]
@@ -125,23 +127,10 @@ def _add_runs(parser: argparse.ArgumentParser) -> None:
     add_strategy(parser)
 
 
-def _pairs(flag: str, given: Sequence[str]) -> dict[str, str]:
-    """The values of NAME=VALUE. Raises BertKerasError for a repeated name."""
-    found: dict[str, str] = {}
-    for one in given:
-        name, equals, value = one.partition("=")
-        if not equals:
-            raise BertKerasError(f"{one!r} has no name; give NAME=VALUE.")
-        if name in found:
-            raise BertKerasError(f"{flag} has {name} more than once; give each name once.")
-        found[name] = value
-    return found
-
-
 def _sources(args: argparse.Namespace) -> dict[str, Any]:
     """The source of each task. Raises BertKerasError for a repeated task, and a dev file without a training file."""
-    data: dict[str, Any] = _pairs("--data", args.data)
-    for name, path in _pairs("--dev-data", args.dev_data).items():
+    data: dict[str, Any] = pairs_of("--data", args.data)
+    for name, path in pairs_of("--dev-data", args.dev_data).items():
         if name not in data:
             raise BertKerasError(
                 f"--dev-data {name} was given without --data {name}=PATH; give the training file too."
@@ -185,7 +174,7 @@ def _pretrained(args: argparse.Namespace, how: Mapping[str, Any]) -> Any:
     return plan_ablation(
         args.ablation,
         documents=open_corpora(args.text),
-        tokenizer=checkpoints.load_tokenizer(args.vocab),
+        tokenizer={name: checkpoints.load_tokenizer(path) for name, path in vocabularies(args.vocab).items()},
         changes=given_settings(args, *CLASSES),
         finetuning={name: getattr(args, name) for name in OF_EXAMPLES if hasattr(args, name)},
         rows=args.rows,
@@ -223,7 +212,7 @@ def _add_probe(parser: argparse.ArgumentParser) -> None:
 
 @_dry
 def _run_probe(args: argparse.Namespace) -> None:
-    data = _pairs("--data", args.data)
+    data = pairs_of("--data", args.data)
     check_paths(args)
     start(deterministic=True)
     from bert_keras.tasks.study.probe import conclusions, plan_probes, tables

@@ -34,7 +34,7 @@ from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.frozen.row_vectors import check_feature_based
 from bert_keras.tasks.hparams import FEATURE_RATE, Hparams, hparams_of
 from bert_keras.tasks.pretraining.corpus import Document, HashSplit, digest_documents
-from bert_keras.tasks.pretraining.monitor import BASELINES, HELD_OUT, SNAPSHOTS
+from bert_keras.tasks.pretraining.monitor import BASELINES, HELD_OUT, SNAPSHOTS, against_baselines
 from bert_keras.tasks.pretraining.pretrain import (
     Pretraining,
     check_replicas,
@@ -66,7 +66,7 @@ from bert_keras.text.tokenizer import Tokenizer
 ABLATION = Layout(
     name="an ablation", artifact=formats.STUDY, fingerprint="ablation.json", results=RESULTS_FILE
 )
-PERPLEXITY = f"{HELD_OUT}masked_lm_perplexity"
+PERPLEXITY = "_perplexity"  # ends the name of the measure of an objective
 FIRST_SEED = 1
 
 
@@ -74,17 +74,19 @@ FIRST_SEED = 1
 class _Pretrained:
     """An ablation with pre-training that is ready to run.
 
+    tokenizers: by the vocabulary that rows name
     table: the rows that have figures; rows: those to fine-tune
     recipes: of each pre-training, by the name of its row
     given: the settings of fine-tuning that override those of the scale
     seeds: of each fine-tuning
     pretrainings: of each row, from the recipe's seed on
+    learned: as in Ablation
     how: arguments for every training: strategy_name, verbose, log
     """
 
     output: pathlib.Path
     documents: Iterable[Document]
-    tokenizer: Tokenizer
+    tokenizers: Mapping[str | None, Tokenizer]
     held_out: float
     scale: Scale
     table: Sequence[Row]
@@ -94,6 +96,7 @@ class _Pretrained:
     given: Mapping[str, Any]
     seeds: Sequence[int]
     pretrainings: int
+    learned: bool
     how: Mapping[str, Any]
 
     def check(self) -> None:
@@ -108,15 +111,32 @@ class _Pretrained:
                     f"held_out is {self.held_out}, which leaves {count} documents {side}, and these rows need {least}; give "
                     "another --held-out, or more documents, separated by blank lines."
                 )
-        for row, (name, task) in itertools.product(self.rows, self.tasks.items()):
-            config, hparams = self._config(row), self.hparams(name, self.seeds[0])
-            check_fits(task, config, self.tokenizer, hparams)
+        for row, name in self._trained:
+            task, config, hparams = (
+                self.tasks[name],
+                self._config(row),
+                self.hparams(row, name, self.seeds[0]),
+            )
+            check_fits(task, config, self._tokenizer(row), hparams)
             check_feature_based(task, config, hparams, keep_head=False, feature_cache=None)
 
     def _config(self, row: Row) -> BertConfig:
         """The configuration of a row's fine-tuning."""
-        made = self._recipe(row).config(vocab_size=self.tokenizer.vocab_size)
+        made = self._recipe(row).config(vocab_size=self._tokenizer(row).vocab_size)
         return dataclasses.replace(made, **row.finetuned)
+
+    @property
+    def _trained(self) -> list[tuple[Row, str]]:
+        """The rows, with the tasks that each has a form for."""
+        return [(row, name) for row, name in itertools.product(self.rows, self.tasks) if row.has(name)]
+
+    def _vocabulary(self, row: str) -> str | None:
+        """The vocabulary of the row that has a pre-training of its own."""
+        return next(one.vocabulary for one in (*self.rows, *self.table) if one.name == row)
+
+    def _tokenizer(self, row: Row) -> Tokenizer:
+        """The tokenizer of the pre-training whose weights a row uses."""
+        return self.tokenizers[self._vocabulary(row.weights or row.name)]
 
     def _recipe(self, row: Row) -> Recipe:
         """The recipe of the pre-training whose weights a row uses."""
@@ -130,11 +150,12 @@ class _Pretrained:
         """Everything that decides the results, besides the arguments of `run_ablation` that name them."""
         return {
             "text": self._text,
-            "vocabulary": self.tokenizer.digest,
-            "lower_case": self.tokenizer.lower_case,
+            "vocabulary": {name or "": one.digest for name, one in self.tokenizers.items()},
+            "lower_case": {name or "": one.lower_case for name, one in self.tokenizers.items()},
             "strategy": self.how["strategy_name"],
             "data": {
-                name: grid.fingerprint_of_data(task, self.tokenizer, self.hparams(name, self.seeds[0]))
+                name: grid.fingerprint_of_data(task, tokenizer, self.hparams(None, name, self.seeds[0]))
+                for tokenizer in [next(iter(self.tokenizers.values()))]
                 for name, task in self.tasks.items()
             },
             "finetuning": {**self.scale.finetuning, **self.given},
@@ -156,14 +177,16 @@ class _Pretrained:
                     train=functools.partial(self._pretrain, given),
                     fingerprint=fingerprint_of_pretraining(given, text=self._text),
                     work=functools.partial(
-                        work.of_pretraining, given.recipe, vocab_size=self.tokenizer.vocab_size
+                        work.of_pretraining,
+                        given.recipe,
+                        vocab_size=self.tokenizers[self._vocabulary(name)].vocab_size,
                     ),
                 )
-        for row, task, number, seed in itertools.product(self.rows, self.tasks, numbers, self.seeds):
+        for (row, task), number, seed in itertools.product(self._trained, numbers, self.seeds):
             if row.share == 0 and number > 1:  # random weights have no pre-training to repeat
                 continue
             of = {"pretraining": number} if several and row.share else {}
-            hparams = self.hparams(task, seed)
+            hparams = self.hparams(row, task, seed)
             yield Cell(
                 name=f"{row.name}: {task}, seed {seed}" + (f", pre-training {number}" if of else ""),
                 path=self.output / folder_name(row.name) / f"{task}-{seed}{_suffix(number)}",
@@ -171,7 +194,7 @@ class _Pretrained:
                 place={"row": row.name, "seed": seed, **of},
                 train=functools.partial(self._finetune, row, task, seed, number),
                 work=functools.partial(
-                    work.of_finetuning, self.tasks[task], self._config(row), self.tokenizer, hparams
+                    work.of_finetuning, self.tasks[task], self._config(row), self._tokenizer(row), hparams
                 ),
             )
 
@@ -187,11 +210,16 @@ class _Pretrained:
     def _snapshot(self, row: Row) -> int:
         return round(row.share * self._recipe(row).hparams.steps)
 
-    def hparams(self, task: str, seed: int) -> Hparams:
-        """The settings of a run. Restarts on features learn from the same examples, whose vectors are computed once."""
+    def hparams(self, row: Row | None, task: str, seed: int) -> Hparams:
+        """The settings of a run. Restarts on features learn from the same examples, whose vectors are computed once.
+
+        row: None for the settings that decide the examples
+        """
         given = {**self.scale.finetuning, **self.given, "seed": seed}
-        if task.endswith(FEATURES):
+        if row is not None and row.on_features(task) or task.endswith(FEATURES):
             given |= {"feature_layers": FEATURE_LAYERS, "learning_rate": FEATURE_RATE, **self.scale.features}
+        given |= row.training if row is not None else {}
+        if given.get("feature_layers") is not None:
             given |= {"data_seed": self.seeds[0]} if given.get("max_examples") is not None else {}
         return hparams_of(self.tasks[task].defaults, given)
 
@@ -202,7 +230,7 @@ class _Pretrained:
         cuts = [one for one in self.rows if (one.weights or one.name) == row and 0 < one.share < 1]
         return Pretraining(
             documents=self.documents,
-            tokenizer=self.tokenizer,
+            tokenizer=self.tokenizers[self._vocabulary(row)],
             held_out=self.held_out,
             recipe=recipe,
             snapshots=[self._snapshot(one) for one in cuts],
@@ -217,9 +245,9 @@ class _Pretrained:
         start = dataclasses.replace(source, config=dataclasses.replace(source.config, **row.finetuned))
         if row.share == 0:
             start = dataclasses.replace(start, tensors={})
-        elif name.endswith(FEATURES):  # each seed has other random weights, which share no vectors
+        elif row.on_features(name):  # each seed has other random weights, which share no vectors
             cache = output.parent / f"vectors-{name}{_suffix(number)}"
-        how = {"hparams": self.hparams(name, seed), "feature_cache": cache, **self.how}
+        how = {"hparams": self.hparams(row, name, seed), "feature_cache": cache, **self.how}
         finetune(self.tasks[name], checkpoint=start, output=output, **how)
 
     def outcomes(self, cells: Sequence[Cell], *, workers: Workers) -> Iterator[Outcome]:
@@ -229,6 +257,16 @@ class _Pretrained:
                 workers.wait_to_end()
                 raise BertKerasError(
                     f"{ran.path}: {ran.degenerate}; remove this folder and give a lower learning_rate."
+                )
+            if (
+                self.learned
+                and not ran.task
+                and (worse := workers.from_chief(functools.partial(_unlearned, ran.path)))
+            ):
+                workers.wait_to_end()
+                raise BertKerasError(
+                    f"{ran.path}: {worse}, so it has learned nothing to compare; remove this folder and give it more steps, or "
+                    "leave its row out."
                 )
             yield ran
 
@@ -241,7 +279,7 @@ class _Pretrained:
         found = dict[str, dict[str, list[float]]]()
         for row, number in itertools.product(self.rows, range(1, self.pretrainings + 1)):
             if row.share:
-                values = found.setdefault(_objective(self._recipe(row)), {})
+                values = found.setdefault(self._predicted(row), {})
                 ends = _perplexities(self._weights(row, number) / RESULTS_FILE)
                 for name, value in zip((row.name, COMMONEST), ends, strict=True):
                     values.setdefault(name, []).extend([] if value is None else [value])
@@ -249,6 +287,11 @@ class _Pretrained:
             objective: {name: statistics.fmean(known) if known else None for name, known in values.items()}
             for objective, values in found.items()
         }
+
+    def _predicted(self, row: Row) -> str:
+        """The tokens that a row's perplexity is of: of other vocabularies they differ too."""
+        vocabulary = self._vocabulary(row.weights or row.name)
+        return _objective(self._recipe(row)) + (f", {vocabulary}" if vocabulary else "")
 
     def run(
         self,
@@ -264,7 +307,7 @@ class _Pretrained:
             of_rows = workers.from_chief(self.perplexities)
             baselines = {
                 task: grid.baseline(
-                    one, self.hparams(task, self.seeds[0]), measure=ABLATIONS[name].measures.get(task)
+                    one, self.hparams(None, task, self.seeds[0]), measure=ABLATIONS[name].measures.get(task)
                 )
                 for task, one in self.tasks.items()
             }
@@ -281,6 +324,14 @@ class _Pretrained:
         return "each row has one pre-training: the error covers the seeds of fine-tuning only"
 
 
+def _unlearned(run: pathlib.Path) -> str | None:
+    """The line about a pre-training that is no better on held-out text than unigrams, or than its baseline; None if it is."""
+    results = read_object(run / RESULTS_FILE)
+    lines = against_baselines(results["measures"], results[BASELINES])
+    of_words = [line for line in lines if " unigrams: " in line] or lines
+    return next((line for line in of_words if " does not beat " in line), None)
+
+
 def _suffix(number: int) -> str:
     """The end of the names of a row's second and further pre-trainings, and of their runs."""
     return "" if number == 1 else f"-{number}"
@@ -290,6 +341,8 @@ def _objective(recipe: Recipe) -> str:
     """The tokens that a perplexity is of: they differ between objectives, between masks and after another objective's changes."""
     if "left_to_right" in recipe.objectives:
         return "left to right"
+    if "masked_lm" not in recipe.objectives:
+        return " and ".join(recipe.names).replace("_", " ")
     before = itertools.takewhile(lambda name: name != "masked_lm", recipe.names)
     changed = "".join(f" after {name}" for name in before if is_own(name))
     masking = recipe.masking()
@@ -303,8 +356,10 @@ def _perplexities(file: pathlib.Path) -> tuple[float | None, float | None]:
         return None, None
     known = {"history": list_of(OBJECT), BASELINES: object_of(MEASURE)}
     results = checked_fields(read_object(file), known, where=file, others=True)
-    last = next((row[PERPLEXITY] for row in reversed(results["history"]) if PERPLEXITY in row), None)
-    return last, results[BASELINES].get(PERPLEXITY.removeprefix(HELD_OUT))
+    names = [name for row in results["history"] for name in row]
+    name = next((one for one in names if one.startswith(HELD_OUT) and one.endswith(PERPLEXITY)), "")
+    last = next((row[name] for row in reversed(results["history"]) if name in row), None)
+    return last, results[BASELINES].get(name.removeprefix(HELD_OUT))
 
 
 @reports_lost_workers()
@@ -312,7 +367,7 @@ def plan_ablation(
     name: str,
     *,
     documents: Iterable[Document],
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | Mapping[str | None, Tokenizer],
     data: Mapping[str, Source],
     output: str | pathlib.Path,
     scale: str = AblationOptions.scale,
@@ -330,6 +385,7 @@ def plan_ablation(
     """Reads and checks everything; its `run` trains all runs that have not finished, then writes the files of this module.
 
     name, scale: keys of ABLATIONS and SCALES
+    tokenizer: one for all rows, or by the names of vocabularies that rows have; None is the name of the rows without one
     data: the source of each task, by name; other tasks come from TensorFlow Datasets
     changes, finetuning: settings for every pre-training, whose seed is also the first of fine-tuning, and fields of Hparams
     rows, tasks, restarts: override those of the scale, as changes and finetuning do; rows and tasks are names. The tasks are
@@ -355,7 +411,7 @@ def plan_ablation(
     plan = _Pretrained(
         output=folder.path,
         documents=documents,
-        tokenizer=tokenizer,
+        tokenizers=_tokenizers_of((*table, *of_study), tokenizer),
         held_out=held_out,
         scale=chosen,
         table=table,
@@ -365,6 +421,7 @@ def plan_ablation(
         given=dict(finetuning or {}),
         seeds=range(first, first + (chosen.restarts if restarts is None else restarts)),
         pretrainings=pretrainings,
+        learned=ABLATIONS[name].learned,
         how={"strategy_name": strategy_name, "verbose": verbose, "log": workers.log(log)},
     )
     plan.check()
@@ -372,6 +429,21 @@ def plan_ablation(
     cells, fingerprint = [*plan.cells()], named | plan.fingerprint()
     grid.check_same(cells, fingerprint, workers=workers)
     return Study(cells=cells, train=functools.partial(plan.run, name, cells, folder, fingerprint, workers))
+
+
+def _tokenizers_of(
+    rows: Iterable[Row], given: Tokenizer | Mapping[str | None, Tokenizer]
+) -> dict[str | None, Tokenizer]:
+    """The tokenizer of each vocabulary that rows name. Raises BertKerasError for one that is not given."""
+    by_name: Mapping[str | None, Tokenizer] = given if isinstance(given, Mapping) else {None: given}
+    wanted = dict.fromkeys(row.vocabulary for row in rows if row.weights is None)
+    if lacking := [name for name in wanted if name not in by_name]:
+        named = [row.name for row in rows if row.vocabulary == lacking[0]]
+        raise BertKerasError(
+            f"the row {named[0]} reads the vocabulary {lacking[0] or 'without a name'}, which is not given; give --vocab "
+            f"{f'{lacking[0]}=PATH' if lacking[0] else 'PATH'} too."
+        )
+    return {name: by_name[name] for name in wanted}
 
 
 def run_ablation(name: str, **settings: Any) -> Comparison:
@@ -420,6 +492,7 @@ def compared(
             (row, task): value
             for task, figures in ablation.figures.items()
             for row, value in zip(names, figures, strict=True)
+            if value is not None
         },
         pairs=[
             *pairs,

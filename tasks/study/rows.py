@@ -36,6 +36,9 @@ class Row:
     weights: the row whose pre-training it uses; None for its own pre-training
     share: fine-tuning starts after this fraction of the pre-training's steps; 0 starts at random weights of the same sizes
     finetuned: fields of the encoder's configuration to change for fine-tuning; new layers are randomly initialized
+    training: fields of Hparams for its fine-tunings, which override those of the scale
+    vocabulary: the name of the vocabulary that it reads, of those that are given; None is the one without a name
+    tasks: the tasks that it has a form for; None for all
     """
 
     name: str
@@ -44,6 +47,17 @@ class Row:
     weights: str | None = None
     share: float = 1.0
     finetuned: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    training: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    vocabulary: str | None = None
+    tasks: tuple[str, ...] | None = None
+
+    def has(self, task: str) -> bool:
+        """True for a task that the row has a form for."""
+        return self.tasks is None or task.removesuffix(FEATURES) in self.tasks
+
+    def on_features(self, task: str) -> bool:
+        """True where a BiLSTM learns the task from frozen vectors."""
+        return task.endswith(FEATURES) or "feature_layers" in self.training
 
 
 class Ablation(NamedTuple):
@@ -52,12 +66,14 @@ class Ablation(NamedTuple):
     pairs: indices of rows to compare; the better row is first, unless `figures` decide it
     figures: the paper's measures by task, in the order of the rows
     measures: the names of the figures' measures, by task; other tasks have the main measure of `finetune`
+    learned: True refuses a pre-training that is no better on held-out text than an answer that reads none
     """
 
     title: str
     pairs: tuple[tuple[int, int], ...]
-    figures: Mapping[str, tuple[float, ...]] = {}
+    figures: Mapping[str, tuple[float | None, ...]] = {}
     measures: Mapping[str, str] = {}
+    learned: bool = False
 
 
 CONTROL = "random weights"  # a row beside those of every table: the first row's encoder without pre-training
