@@ -6,7 +6,7 @@ So an ancestor enters every task: its states as vectors (`--feature-layers`), or
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from keras import ops
 
@@ -32,7 +32,11 @@ class AncestorEncoder(BertEncoder):
     """A BertEncoder with other layers. `outputs` are those of BertEncoder, without attention.
 
     A subclass has `make`, which sets layers as attributes and returns them from below, each built; `states`; and `layer_shapes`.
+
+    directions: those in which its states have not read the words that a language model predicts; two have half of the states each
     """
+
+    directions: ClassVar[int] = 1
 
     def __init__(
         self,

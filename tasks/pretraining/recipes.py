@@ -110,7 +110,8 @@ class Recipe:
         return BertConfig.named(self.all_settings.get("size", "base"), **fields)
 
 
-NOT_SETTINGS = ("pieces", "masking")  # fields of an objective that follow from the vocabulary and the masks
+# Fields of an objective that follow from the vocabulary, the masks and the encoder.
+NOT_SETTINGS = ("pieces", "masking", "directions")
 
 
 def _own_settings(objective: type) -> type:
@@ -120,7 +121,7 @@ def _own_settings(objective: type) -> type:
     if lacking := [field for field in own if field.default is field.default_factory is dataclasses.MISSING]:
         raise BertKerasError(
             f"{objective.__name__} has a field {lacking[0].name} without a default; a field is a setting with a flag, so give it "
-            f"a default. Only {' and '.join(NOT_SETTINGS)}, and settings of the training, are filled in by name."
+            f"a default. Only {', '.join(NOT_SETTINGS)}, and settings of the training, are filled in by name."
         )
     fields = [
         (field.name, hints[field.name], dataclasses.field(default=field.default, metadata=field.metadata))
