@@ -5,7 +5,7 @@ V vocabulary, L layers, K choices, C classes, W windows.
 """
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from bert_keras.errors import BertKerasError
@@ -27,8 +27,15 @@ WORD_STARTS = "word_starts"  # int32 [B, S], 1 where a segmenter starts a word; 
 # The inputs of every encoder, in this order. The names are TF Hub's.
 ENCODER_INPUTS = (INPUT_WORD_IDS, INPUT_MASK, INPUT_TYPE_IDS)
 DTYPE = "int32"
+CHARACTER_LIMIT = 262  # 256 bytes, 5 marks, and 0 for no word
 # Hugging Face's names of the same inputs.
 RENAMED = dict(zip(("input_ids", "attention_mask", "token_type_ids"), ENCODER_INPUTS, strict=True))
+
+
+def inputs_in(features: Mapping[str, Any]) -> dict[str, Any]:
+    """The features that an encoder reads: the three of every encoder, and the characters where they are there."""
+    names = (*ENCODER_INPUTS, *([INPUT_CHARACTERS] if INPUT_CHARACTERS in features else []))
+    return {name: features[name] for name in names}
 
 
 def input_limits(config: Any) -> dict[str, int]:
@@ -38,7 +45,8 @@ def input_limits(config: Any) -> dict[str, int]:
     an embedding counts a negative id from the end of its table, and attention adds a mask of 7 to its scores.
     """
     # An encoder without types does not read them.
-    return {INPUT_WORD_IDS: config.vocab_size, INPUT_MASK: 2, INPUT_TYPE_IDS: config.type_vocab_size or 2}
+    limits = {INPUT_WORD_IDS: config.vocab_size, INPUT_MASK: 2, INPUT_TYPE_IDS: config.type_vocab_size or 2}
+    return limits | ({INPUT_CHARACTERS: CHARACTER_LIMIT} if config.max_characters else {})
 
 
 # The outputs of preprocessing, beside the encoder's inputs, for text that is cut into windows.

@@ -308,6 +308,12 @@ class PretrainHparams(StepSettings):
     generator_share: float = setting(
         0.25, help="ELECTRA: width of the generator, as a fraction", over=0, at_most=1
     )
+    softmax_samples: int = setting(
+        0, help="language models: words that a training step draws for its softmax; 0 takes all", at_least=0
+    )
+    tied_softmax: bool = setting(
+        False, help="language models: the softmax has the encoder's word embeddings as weights"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -22,6 +22,7 @@ from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, first_names
 from bert_keras.features import (
     ENCODER_INPUTS,
+    INPUT_CHARACTERS,
     INPUT_MASK,
     INPUT_WORD_IDS,
     MASKED_LM_POSITIONS,
@@ -307,7 +308,8 @@ def model_inputs(problem: Problem, features: Features) -> Features:
 
     Raises BertKerasError for a feature that is missing.
     """
-    wanted = (*ENCODER_INPUTS, *problem.model_features)
+    characters = (INPUT_CHARACTERS,) if INPUT_CHARACTERS in features else ()
+    wanted = (*ENCODER_INPUTS, *characters, *problem.model_features)
     if missing := [name for name in wanted if name not in features]:
         raise BertKerasError(
             f"{problem.name} has the features {', '.join(features)}, and its model reads {', '.join(missing)} too; return each "
@@ -393,7 +395,8 @@ def classifier_model(encoder: BertEncoder, num_classes: int, *, pooling: str = "
 
     pooling: "pooled" reads the pooled output; "concat" reads the states at all real positions, as in ConcatClassifierHead
     """
-    inputs, config, dtype = encoder_inputs(), encoder.config, encoder.dtype_policy
+    config, dtype = encoder.config, encoder.dtype_policy
+    inputs = encoder_inputs(config=config)
     read = encoder(inputs)[POOLINGS[pooling]]
     if pooling == "concat":
         logits = ConcatClassifierHead(num_classes, config=config, dtype=dtype)(read, inputs[INPUT_MASK])

@@ -241,7 +241,8 @@ def _vocabulary_at(path: pathlib.Path) -> Vocabulary:
         if not vocabulary.is_there:
             raise
         return vocabulary
-    vocabulary = _tokenizer_of_folder(form, root, form.load_config(root))
+    config = form.load_config(root)
+    vocabulary = _spelled(_tokenizer_of_folder(form, root, config), config)
     if not vocabulary.is_there:
         raise MissingFileError(f"no vocab.txt in {_folder(root)}; put the model's own vocabulary there.")
     return vocabulary
@@ -258,7 +259,16 @@ def tokenizer_of(checkpoint: Checkpoint, *, lower_case: bool | None = None) -> "
         raise BertKerasError(
             f"{checkpoint.prefix}the checkpoint has no vocabulary; put the model's vocab.txt into its folder."
         )
-    return _tokenizer(checkpoint.vocabulary, lower_case, named=checkpoint.prefix)
+    spelled = _spelled(checkpoint.vocabulary, checkpoint.config)
+    return _tokenizer(spelled, lower_case, named=checkpoint.prefix)
+
+
+def _spelled(vocabulary: Vocabulary, config: BertConfig) -> Vocabulary:
+    """The vocabulary whose tokenizer gives the characters that the encoder reads beside ids."""
+    if not config.max_characters:
+        return vocabulary
+    rules = dataclasses.replace(vocabulary.rules, characters=config.max_characters)
+    return vocabulary._replace(rules=rules)
 
 
 def _tokenizer(

@@ -20,6 +20,7 @@ from bert_keras.features import (
     EMBEDDING_OUTPUT,
     ENCODER_INPUTS,
     ENCODER_OUTPUTS,
+    INPUT_CHARACTERS,
     INPUT_MASK,
     INPUT_WORD_IDS,
     OUTPUT_POSITIONS,
@@ -343,13 +344,21 @@ class BertEncoder(FromBertConfig, keras.Model):
         return super().get_config() | {"outputs": list(self.outputs_wanted)}
 
 
-def encoder_inputs(*, seq_length: int | None = None, prefix: str = "") -> dict[str, keras.KerasTensor]:
+def encoder_inputs(
+    *, seq_length: int | None = None, prefix: str = "", config: BertConfig | None = None
+) -> dict[str, keras.KerasTensor]:
     """Symbolic Features for the functional API: int32 [B, S], S unknown unless `seq_length` fixes it.
 
     prefix: begins the inputs' own names, which must differ within a model: "question_" makes `question_input_word_ids`. The keys
         of the dict are the features' names either way.
+    config: of an encoder that may read more than these three features, such as ELMo, which reads characters, int32 [B, S, C]
     """
-    return {name: keras.Input((seq_length,), dtype=DTYPE, name=f"{prefix}{name}") for name in ENCODER_INPUTS}
+    names = ENCODER_INPUTS if config is None else config.inputs
+    more = {INPUT_CHARACTERS: (config.max_characters,)} if config is not None else {}
+    return {
+        name: keras.Input((seq_length, *more.get(name, ())), dtype=DTYPE, name=f"{prefix}{name}")
+        for name in names
+    }
 
 
 # -----------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from bert_keras.errors import BertKerasError
 from bert_keras.features import (
     END_BYTES,
     EXAMPLE_INDEX,
+    INPUT_CHARACTERS,
     INPUT_MASK,
     INPUT_TYPE_IDS,
     INPUT_WORD_IDS,
@@ -35,6 +36,7 @@ from bert_keras.features import (
     WorkerRows,
 )
 from bert_keras.text.ragged import repeats, row_numbers
+from bert_keras.text.spelling import SENTENCE_END, SENTENCE_START, spell, spell_mark
 from bert_keras.text.tokenizer import Tokenizer
 
 Features = dict[str, tf.Tensor]
@@ -132,7 +134,7 @@ class Preprocessor(tf.Module):
 
         Raises as `pack` does, and ValueError for another `keep`, or beside two segments.
         """
-        ids = [self.tokenizer.tokenize(_strings(segment)) for segment in segments]
+        ids = [self._tokens(_strings(segment)) for segment in segments]
         if keep is not None:
             if keep not in ENDS or len(ids) != 1:
                 raise BertKerasError(
@@ -143,6 +145,8 @@ class Preprocessor(tf.Module):
 
     def pack(self, *segments: tf.RaggedTensor) -> Features:
         """The part of `__call__` after tokenizing. segments: one or two ragged int32 [B, (T)], ids -> Features, int32 [B, S].
+
+        Where the encoder reads characters, a token is a row of its id and its C characters: ragged int32 [B, (T), 1 + C].
 
         Raises ValueError for another number of segments, InvalidArgumentError for segments of different batch sizes.
         """
@@ -177,13 +181,13 @@ class Preprocessor(tf.Module):
         if question is not None:
             # Stacking refuses unequal batch sizes; some ragged kernels would read past the shorter batch.
             context, question = tf.unstack(tf.stack([context, question]))
-        ids, starts, ends = self.tokenizer.tokenize_with_offsets(context)
+        ids, starts, ends = self._tokens_with_offsets(context)
         rooms = tf.fill([ids.nrows()], self.seq_length - special_tokens)
         if question is None:
             window = _Windows(_lengths(ids), rooms=rooms, doc_stride=doc_stride)
             segments, before = [window.cut(ids)], tf.ones_like(window.example)
         else:
-            query = self.tokenizer.tokenize(question)
+            query = self._tokens(question)
             if max_query_length is None:
                 kept, _ = longest_first(_lengths(query), _lengths(ids), room=room)
             else:
@@ -231,24 +235,64 @@ class Preprocessor(tf.Module):
     def _framed(self, segments: list[tf.RaggedTensor]) -> Features:
         """Adds special tokens, padding, mask and types to segments that fit."""
         special, pair = self.tokenizer.special, self.tokenizer.pair
+        start, end, padding = (self._mark(id_) for id_ in (special.start, special.end, special.padding))
         count = segments[0].nrows()
-        parts = [tf.fill([count, 1], special.start), segments[0]]
+
+        def filled(width: int, mark: tf.Tensor) -> tf.Tensor:
+            if mark.shape.rank == 0:
+                return tf.fill([count, width], mark)
+            return tf.tile(mark[tf.newaxis, tf.newaxis], [count, width, 1])
+
+        parts = [filled(1, start), segments[0]]
         for segment in segments[1:]:
-            parts += [tf.fill([count, pair.separators], special.end), segment]
-        rows = tf.concat([*parts, tf.fill([count, 1], special.end)], axis=1)
-        shape = None if self.pad_to_longest else tf.stack([-1, self.seq_length])
-        word_ids = rows.to_tensor(special.padding, shape=shape)
+            parts += [filled(pair.separators, end), segment]
+        rows = tf.concat([*parts, filled(1, end)], axis=1)
+        shape = None if self.pad_to_longest else tf.stack([-1, self.seq_length, *padding.shape])
+        tokens = rows.to_tensor(padding, shape=shape)
         if self.pad_to_longest:
             # An empty batch has no longest row, but an encoder reads position 0.
-            longest = tf.maximum(tf.shape(word_ids)[1], 1)
+            longest = tf.maximum(tf.shape(tokens)[1], 1)
             rounded = tf.minimum(-(-longest // self.multiple_of) * self.multiple_of, self.seq_length)
-            padding = [[0, 0], [0, rounded - tf.shape(word_ids)[1]]]
-            word_ids = tf.pad(word_ids, padding, constant_values=special.padding)
-        width = self._width(word_ids)
+            added = [[0, 0], [0, rounded - tf.shape(tokens)[1]], *[[0, 0] for _ in padding.shape]]
+            tokens = tf.pad(tokens, added, constant_values=special.padding)
+        width = self._width(tokens)
         mask = tf.sequence_mask(_lengths(rows), width, tf.int32)
         first_segment = tf.sequence_mask(_lengths(segments[0]) + 2, width, tf.int32)  # with [CLS] and [SEP]
         types = (mask - first_segment) * pair.second_type
-        return {INPUT_WORD_IDS: word_ids, INPUT_MASK: mask, INPUT_TYPE_IDS: types}
+        if not self.tokenizer.rules.characters:
+            return {INPUT_WORD_IDS: tokens, INPUT_MASK: mask, INPUT_TYPE_IDS: types}
+        characters = tokens[..., 1:] * mask[..., tf.newaxis]
+        return {
+            INPUT_WORD_IDS: tokens[..., 0],
+            INPUT_MASK: mask,
+            INPUT_TYPE_IDS: types,
+            INPUT_CHARACTERS: characters,
+        }
+
+    def _tokens(self, text: tf.Tensor) -> tf.RaggedTensor:
+        """Ids ragged int32 [B, (T)], or [B, (T), 1 + C] with the characters of each token."""
+        if self.tokenizer.rules.characters:
+            return self._tokens_with_offsets(text)[0]
+        return self.tokenizer.tokenize(text)
+
+    def _tokens_with_offsets(self, text: tf.Tensor) -> tuple[tf.RaggedTensor, ...]:
+        """As `_tokens`, with the start and the end of each token in bytes, ragged int32 [B, (T)]."""
+        ids, starts, ends = self.tokenizer.tokenize_with_offsets(text)
+        if not (size := self.tokenizer.rules.characters):
+            return ids, starts, ends
+        of_token = tf.gather(text, row_numbers(ids.row_splits))
+        words = tf.strings.substr(of_token, starts.values, ends.values - starts.values)
+        spelled = tf.concat([ids.values[:, tf.newaxis], spell(words, size)], axis=1)
+        return ids.with_values(spelled), starts, ends
+
+    def _mark(self, id_: int) -> tf.Tensor:
+        """A special token as `_tokens` has tokens: int32 [], or [1 + C]."""
+        special, size = self.tokenizer.special, self.tokenizer.rules.characters
+        if not size:
+            return tf.constant(id_, tf.int32)
+        marks = {special.start: SENTENCE_START, special.end: SENTENCE_END}
+        spelled = spell_mark(marks[id_], size) if id_ in marks else [0] * size
+        return tf.constant([id_, *spelled], tf.int32)
 
     def _width(self, word_ids: tf.Tensor) -> int | tf.Tensor:
         """S of int32 [B, S], as a Python number if it is known."""

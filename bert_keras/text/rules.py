@@ -72,6 +72,7 @@ class Rules:
     decompose: WordPiece: the decomposition before it, "NFD" or "NFKD"
     max_word: WordPiece: the limit of a word in characters; a longer word is one [UNK]
     prefix_space: byte-level BPE: put a space before a text that has none
+    characters: the bytes of a word that an encoder reads beside its id, as BertConfig.max_characters; 0 for none
     """
 
     added: tuple[AddedToken, ...] = ()
@@ -84,6 +85,7 @@ class Rules:
     decompose: str = "NFD"
     max_word: int = MAX_WORD_CHARACTERS
     prefix_space: bool = False
+    characters: int = 0
 
     def beyond(self, vocabulary: tuple[str, ...]) -> tuple[str, ...]:
         """The added tokens that a vocabulary lacks, in the order of their ids."""
@@ -153,4 +155,5 @@ _KINDS: dict[str, FieldType] = {
     "decompose": one_of(("NFD", "NFKD")),
     "max_word": integer(1, MOST_WORD_CHARACTERS),
     "prefix_space": FLAG,
+    "characters": integer(0, 1_024),
 }

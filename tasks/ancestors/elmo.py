@@ -28,9 +28,8 @@ from bert_keras.fields import Checked, setting
 from bert_keras.io.files import write_json
 from bert_keras.io.folders import atomic_folder
 from bert_keras.io.json_files import read_object
+from bert_keras.text.spelling import SENTENCE_END, SENTENCE_START, spell, spell_mark
 
-# The ids of bilm-tf's UnicodeCharsVocabulary. Each gets 1 more: id 0 is a place without a word.
-SENTENCE_START, SENTENCE_END, WORD_START, WORD_END, PADDING = 256, 257, 258, 259, 260
 CHARACTERS = 261  # rows of `char_embed` in a file, which has none for id 0
 ACTIVATIONS = ("relu", "tanh")
 
@@ -60,22 +59,11 @@ class BiLMConfig(Checked):
 def characters(words: Any, config: BiLMConfig) -> tf.Tensor:
     """Words string [B, N] -> int32 [B, N + 2, C], with `<S>` before and `</S>` after them. "" is padding at the end of a row."""
     words = tf.convert_to_tensor(words, tf.string)
-    most = config.max_characters - 2
-    length = tf.minimum(tf.strings.length(words), most)[..., None]
-    raw = tf.cast(tf.io.decode_raw(words, tf.uint8, fixed_length=most), tf.int32)
-    place = tf.range(most)
-    inside = tf.where(place < length, raw, tf.where(place == length, WORD_END, PADDING))
-    last = tf.where(length == most, WORD_END, PADDING)
-    ids = tf.concat([tf.fill(tf.shape(last), WORD_START), inside, last], -1) + 1
-    ids *= tf.cast(length > 0, tf.int32)
-    rows, count = tf.shape(words)[0], tf.reduce_sum(tf.cast(words != b"", tf.int32), -1)
-    start, end = (
-        tf.constant([WORD_START, mark, WORD_END] + [PADDING] * (most - 1)) + 1
-        for mark in (SENTENCE_START, SENTENCE_END)
-    )
-    ids = tf.concat(
-        [tf.broadcast_to(start, [rows, 1, most + 2]), ids, tf.zeros([rows, 1, most + 2], tf.int32)], 1
-    )
+    size = config.max_characters
+    ids, none = spell(words, size), tf.zeros([tf.shape(words)[0], 1, size], tf.int32)
+    count = tf.reduce_sum(tf.cast(words != b"", tf.int32), -1)
+    start, end = (spell_mark(mark, size) for mark in (SENTENCE_START, SENTENCE_END))
+    ids = tf.concat([none + start, ids, none], 1)
     at_end = (tf.range(tf.shape(ids)[1]) == count[:, None] + 1)[..., None]
     return tf.where(at_end, end, ids)
 

@@ -6,7 +6,7 @@ So an ancestor enters every task: its states as vectors (`--feature-layers`), or
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 from keras import ops
@@ -45,7 +45,11 @@ class AncestorEncoder(BertEncoder):
 
     A subclass has `make`, which sets layers as attributes and returns them from below, each built; `states`; and `layer_shapes`;
     and `layer_widths`, if they are not all `hidden_size`.
+
+    directions: those in which its states have not read the words that a language model predicts; two have half of the states each
     """
+
+    directions: ClassVar[int] = 1
 
     def __init__(
         self,

@@ -26,9 +26,11 @@ from bert_keras.features import (
     ENCODER_INPUTS,
     ENCODER_OUTPUTS,
     EXAMPLE_INDEX,
+    INPUT_CHARACTERS,
     INPUT_MASK,
     MAX_CONTEXT,
     WORD_INDEX,
+    inputs_in,
 )
 from bert_keras.fields import checked_value
 from bert_keras.io.json_files import shortened
@@ -43,7 +45,9 @@ from bert_keras.tasks.training.task_model import NEW_PARTS, check_sizes
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.words import TEXT, find_words, take_text
 
-FEATURES = "features"  # the column of a row: int32 [3, N], ids, mask and types of its N tokens
+FEATURES = (
+    "features"  # the column of a row: int32 [3 + C, N], ids, mask, types and characters of its N tokens
+)
 Example = Mapping[str, bytes]
 
 
@@ -110,7 +114,7 @@ class TextUnits(Units):
         splits = listed["starts"].row_splits.numpy()
         found = {name: value.numpy() for name, value in features.items()}
         return Batch(
-            inputs={name: found[name] for name in ENCODER_INPUTS},
+            inputs=inputs_in(found),
             units=self.units(found, splits),
             splits=splits,
             listed={name: value.values.numpy() for name, value in listed.items()},
@@ -176,27 +180,45 @@ def text_units(
     return units
 
 
+@dataclasses.dataclass(frozen=True)
 class Rows(Units):
-    """Every token of a row, which is what an encoder reads at once: a text, a pair, a window. The row is in FEATURES."""
+    """Every token of a row, which is what an encoder reads at once: a text, a pair, a window. The row is in FEATURES.
+
+    characters: C, of each token; 0 for an encoder that reads none
+    """
+
+    characters: int = 0
 
     level, dtype_name = "row", "feature_dtype"
 
     def read(self, raw: Sequence[Example]) -> Batch:
-        rows = [np.frombuffer(one[FEATURES], np.int32).reshape(len(ENCODER_INPUTS), -1) for one in raw]
+        rows = [row_of(one[FEATURES], self.characters) for one in raw]
         sizes = np.array([row.shape[1] for row in rows])
         padded = np.stack([np.pad(row, ((0, 0), (0, sizes.max() - row.shape[1]))) for row in rows])
+        count = len(ENCODER_INPUTS)
+        inputs = dict(zip(ENCODER_INPUTS, padded[:, :count].transpose(1, 0, 2), strict=True))
+        if self.characters:
+            inputs[INPUT_CHARACTERS] = padded[:, count:].transpose(0, 2, 1)
         return Batch(
-            inputs=dict(zip(ENCODER_INPUTS, padded.transpose(1, 0, 2), strict=True)),
+            inputs=inputs,
             units=_numbered(np.arange(sizes.max()) < sizes[:, np.newaxis]),
             splits=np.cumsum([0, *sizes]),
             listed={},
         )
 
 
+def row_of(content: bytes, characters: int) -> np.ndarray:
+    """The bytes of FEATURES -> int32 [3 + C, N]: ids, mask, types and the C characters of N tokens."""
+    return np.frombuffer(content, np.int32).reshape(len(ENCODER_INPUTS) + characters, -1)
+
+
 def rows_in(features: Mapping[str, np.ndarray]) -> Iterator[bytes]:
     """The bytes of FEATURES of each row of a batch, int32 [..., S], without its padding."""
     length = features[INPUT_MASK].shape[-1]
     parts = np.stack([np.reshape(features[name], (-1, length)) for name in ENCODER_INPUTS], axis=1)
+    if (characters := features.get(INPUT_CHARACTERS)) is not None:
+        spelled = np.reshape(characters, (-1, length, characters.shape[-1])).transpose(0, 2, 1)
+        parts = np.concatenate([parts, spelled], axis=1)
     mask = parts[:, ENCODER_INPUTS.index(INPUT_MASK)] > 0
     sizes = np.where(mask.any(axis=1), length - np.argmax(mask[:, ::-1], axis=1), 1)
     for part, size in zip(parts.astype(np.int32), sizes, strict=True):
@@ -275,9 +297,12 @@ class Extractor:
     @functools.cached_property
     def _vectors(self) -> Any:
         rows, encoder = tf.TensorSpec([None, None], tf.int32), self.encoder  # made outside of the graph
+        specs = dict.fromkeys(ENCODER_INPUTS, rows)
+        if size := self.config.max_characters:
+            specs[INPUT_CHARACTERS] = tf.TensorSpec([None, None, size], tf.int32)
         return tf.function(
             functools.partial(self._vectors_at, encoder),
-            input_signature=[dict.fromkeys(ENCODER_INPUTS, rows), tf.TensorSpec([None, 2], tf.int64)],
+            input_signature=[specs, tf.TensorSpec([None, 2], tf.int64)],
             autograph=False,
         )
 

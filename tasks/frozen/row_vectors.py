@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -26,7 +26,7 @@ from bert_keras import checkpoints
 from bert_keras.cli.console import counter, duration
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
-from bert_keras.features import ENCODER_INPUTS
+from bert_keras.features import INPUT_MASK, inputs_in
 from bert_keras.io.folders import Folder
 from bert_keras.io.paths import to_path
 from bert_keras.model.choices import places_of, training_policy
@@ -35,7 +35,7 @@ from bert_keras.optimization.training_model import TrainingSteps
 from bert_keras.tasks.batches import dataset
 from bert_keras.tasks.devices.workers import Workers
 from bert_keras.tasks.frozen.cache import Cache, CacheReader, layers_in, open_cache, writing_cache
-from bert_keras.tasks.frozen.extractor import FEATURES, Extractor, Rows, rows_in
+from bert_keras.tasks.frozen.extractor import FEATURES, Extractor, Rows, row_of, rows_in
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.joined_windows import call_network
 from bert_keras.tasks.task import Features, Problem, Task
@@ -72,7 +72,7 @@ def distinct_rows(batches: Iterable[Features]) -> list[bytes]:
     """The different rows of batches of features, in the order of their first occurrence."""
     found: dict[bytes, None] = {}
     for batch in batches:
-        found |= dict.fromkeys(rows_in({name: np.asarray(batch[name]) for name in ENCODER_INPUTS}))
+        found |= dict.fromkeys(rows_in({name: np.asarray(value) for name, value in inputs_in(batch).items()}))
     return [*found]
 
 
@@ -92,7 +92,7 @@ class RowVectors:
 
     def _bytes(self, extractor: Extractor) -> int:
         """The size of the vectors."""
-        tokens = sum(len(row) // (4 * len(ENCODER_INPUTS)) for row in self._rows)
+        tokens = sum(row_of(row, extractor.config.max_characters).shape[1] for row in self._rows)
         return tokens * len(extractor.places) * self._shape[1] * np.dtype(extractor.dtype).itemsize
 
     def check_room(self, folder: pathlib.Path) -> None:
@@ -144,32 +144,33 @@ class RowVectors:
 
     def attach(self, features: Features) -> Features:
         """Features [..., S] with their "vectors" float32 [..., S, K, H], 0 in padding. In a graph, or eagerly."""
-        inputs = [features[name] for name in ENCODER_INPUTS]
+        inputs = inputs_in(features)
         # TensorFlow keeps the function until the process ends; it must not keep the vectors in memory too.
         weak = weakref.WeakMethod(self._lookup)
 
         def lookup(*given: np.ndarray) -> np.ndarray:
             found = weak()
             assert found is not None  # whoever reads the batches holds the RowVectors
-            return found(*given)
+            return found(dict(zip(inputs, given, strict=True)))
 
-        vectors = tf.numpy_function(lookup, inputs, tf.float32, stateful=False)
-        return {**features, VECTORS: tf.ensure_shape(vectors, [*inputs[0].shape, *self._shape])}
+        vectors = tf.numpy_function(lookup, [*inputs.values()], tf.float32, stateful=False)
+        shape = [*inputs[INPUT_MASK].shape, *self._shape]
+        return {**features, VECTORS: tf.ensure_shape(vectors, shape)}
 
     def attached(self, batches: tf.data.Dataset) -> tf.data.Dataset:
         """Batches (features, ...) with vectors."""
         return batches.map(lambda features, *rest: (self.attach(features), *rest)).prefetch(tf.data.AUTOTUNE)
 
-    def _lookup(self, *inputs: np.ndarray) -> np.ndarray:
+    def _lookup(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
         assert self._reader is not None  # `compute` comes first
-        keys = [*rows_in(dict(zip(ENCODER_INPUTS, inputs, strict=True)))]
+        keys = [*rows_in(inputs)]
         known = [key for key in keys if key in self._numbers]
         found = dict(zip(known, self._reader.vectors([self._numbers[key] for key in known]), strict=True))
         # Texts that `fit` did not see before its first step, such as those of a callback.
         others = [key for key in dict.fromkeys(keys) if key not in found]
         computed = self.extractor([{FEATURES: key} for key in others]) if others else ()
         found |= {key: one[VECTORS] for key, one in zip(others, computed, strict=True)}
-        shape = inputs[0].shape
+        shape = inputs[INPUT_MASK].shape
         made = np.zeros((len(keys), shape[-1], *self._shape), np.float32)
         for row, key in zip(made, keys, strict=True):
             row[: len(found[key])] = found[key]
@@ -198,7 +199,7 @@ def row_vectors(
     made = (dataset(problem, preprocess, split, batch_size=READ, labelled=False) for split in splits)
     extractor = Extractor(
         source=source,
-        units=Rows(),
+        units=Rows(source.config.max_characters),
         places=places_of(hparams.feature_layers or "", num_layers=source.config.num_layers),
         dtype=hparams.feature_dtype,
         precision=training_policy(hparams.precision),
@@ -253,7 +254,13 @@ def fitting(model: Any, data: Any, validation: Any, *, verbose: bool) -> Iterato
         )
     places = places_of(bilstm.feature_layers, num_layers=model.encoder.config.num_layers)
     model.vectors = RowVectors(
-        Extractor(source=model.encoder, units=Rows(), places=places, dtype="float32", batch_size=BATCH),
+        Extractor(
+            source=model.encoder,
+            units=Rows(model.encoder.config.max_characters),
+            places=places,
+            dtype="float32",
+            batch_size=BATCH,
+        ),
         distinct_rows(element[0] for one in sets for element in one),
     )
     try:

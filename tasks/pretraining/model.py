@@ -33,6 +33,7 @@ from bert_keras.optimization.objectives import (
 from bert_keras.optimization.optimizers import LAMB, AdamW
 from bert_keras.optimization.pretrainers import Pretrainer, choose_pretrainer
 from bert_keras.optimization.schedules import SCHEDULES, WarmupLinearDecay
+from bert_keras.tasks.ancestors.language_model import NextWords, directions_of
 from bert_keras.tasks.devices.workers import Workers
 from bert_keras.tasks.hparams import PretrainHparams, Sampling
 from bert_keras.tasks.pretraining.recipes import FIELDS, Recipe
@@ -50,6 +51,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "left_to_right": LeftToRight,
     "sentence_pair": SentencePair,
     "replaced_token": ReplacedTokens,
+    "next_words": NextWords,
 }
 
 
@@ -90,9 +92,16 @@ def check_direction(recipe: Recipe, config: BertConfig) -> None:
         )
 
 
-def make_objectives(recipe: Recipe, seq_length: int, *, pieces: Pieces) -> list[Objective]:
-    """The objectives for one length. Their fields are set by name from `pieces`, the masking and the settings."""
+def make_objectives(
+    recipe: Recipe, seq_length: int, *, pieces: Pieces, config: BertConfig | None = None
+) -> list[Objective]:
+    """The objectives for one length. Their fields are set by name from `pieces`, the masking, the encoder and the settings.
+
+    config: of the encoder; None is that of the recipe
+    """
+    config = recipe.config(vocab_size=len(pieces.continues)) if config is None else config
     known = {"pieces": pieces, "masking": recipe.masking(seq_length), **vars(recipe.hparams)}
+    known |= {"directions": directions_of(config) or 1, "max_characters": config.max_characters}
     known |= {name: value for name, value in recipe.all_settings.items() if name not in known}
     return [
         kind(**{name: known[name] for name in names_of(kind) if name in known})

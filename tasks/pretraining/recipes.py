@@ -110,7 +110,8 @@ class Recipe:
         return BertConfig.named(self.all_settings.get("size", "base"), **fields)
 
 
-NOT_SETTINGS = ("pieces", "masking")  # fields of an objective that follow from the vocabulary and the masks
+# Fields of an objective that follow from the vocabulary, the masks and the encoder.
+NOT_SETTINGS = ("pieces", "masking", "directions")
 
 
 def _own_settings(objective: type) -> type:
@@ -120,7 +121,7 @@ def _own_settings(objective: type) -> type:
     if lacking := [field for field in own if field.default is field.default_factory is dataclasses.MISSING]:
         raise BertKerasError(
             f"{objective.__name__} has a field {lacking[0].name} without a default; a field is a setting with a flag, so give it "
-            f"a default. Only {' and '.join(NOT_SETTINGS)}, and settings of the training, are filled in by name."
+            f"a default. Only {', '.join(NOT_SETTINGS)}, and settings of the training, are filled in by name."
         )
     fields = [
         (field.name, hints[field.name], dataclasses.field(default=field.default, metadata=field.metadata))
@@ -216,8 +217,9 @@ RECIPES = {
     # Howard and Ruder 2018: AWD-LSTM of Merity et al. 2018, with ULMFiT's dropout, the defaults of AwdLstmSettings. Their
     # embeddings start uniform in [-0.1, 0.1], whose deviation is 0.058. A row has 70 tokens of text, as their steps through time.
     "ulmfit": Recipe(
-        objectives=("left_to_right",),
+        objectives=("next_words",),
         settings={
+            "tied_softmax": True,
             "encoder": "awd-lstm",
             "causal": True,
             "hidden_size": 400,

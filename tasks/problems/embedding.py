@@ -115,7 +115,7 @@ class Embedding(_Vectors):
 
     def model(self, encoder: BertEncoder) -> keras.Model:
         """Features -> vectors float32 [B, H]. Raises BertKerasError where the encoder has too few layers."""
-        inputs = encoder_inputs()
+        inputs = encoder_inputs(config=encoder.config)
         pool = Pooling(self.pooling, causal=encoder.config.causal)
         vectors = pool(_states(encoder, inputs, self.layers), inputs[INPUT_MASK])
         return keras.Model(inputs, ops.normalize(vectors) if self.l2 else vectors, name="embedding_model")
@@ -151,7 +151,7 @@ class WordEmbedding(_Vectors):
 
     def model(self, encoder: BertEncoder) -> keras.Model:
         """Features -> states float32 [W, S, H]. Raises BertKerasError where the encoder has too few layers."""
-        inputs = encoder_inputs()
+        inputs = encoder_inputs(config=encoder.config)
         return keras.Model(inputs, _states(encoder, inputs, self.layers), name="word_embedding_model")
 
     def decode(self, outputs: tf.Tensor, features: Features, raw: Raw) -> dict[str, tf.Tensor]:

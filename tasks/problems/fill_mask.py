@@ -193,7 +193,7 @@ class FillMask(Task):
                 "the encoder is causal: it does not read the text after a mask; give a bidirectional encoder."
             )
         positions = keras.Input((None,), dtype=DTYPE, name=MASKED_LM_POSITIONS)
-        inputs = encoder_inputs()
+        inputs = encoder_inputs(config=encoder.config)
         head = MaskedLMHead(encoder, dtype=encoder.dtype_policy)
         logits = head(encoder(inputs)[SEQUENCE_OUTPUT], positions)
         return keras.Model({**inputs, MASKED_LM_POSITIONS: positions}, logits, name="fill_mask_model")

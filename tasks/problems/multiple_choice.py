@@ -16,10 +16,10 @@ import tensorflow as tf
 from keras import ops
 
 from bert_keras.errors import BertKerasError, first_names
-from bert_keras.features import DTYPE, ENCODER_INPUTS, POOLED_OUTPUT
+from bert_keras.features import DTYPE, POOLED_OUTPUT
 from bert_keras.fields import field_types, names_of
 from bert_keras.io.json_files import shortened
-from bert_keras.model.encoder import BertEncoder
+from bert_keras.model.encoder import BertEncoder, encoder_inputs
 from bert_keras.model.heads import ChoiceHead
 from bert_keras.tasks.data.columns import class_ids
 from bert_keras.tasks.data.sources import Source, split_file
@@ -209,7 +209,8 @@ class MultipleChoice(Task):
         flat = preprocess(tf.repeat(raw[CONTEXT], choices), tf.reshape(raw[ENDINGS], [-1]))
 
         def fold(x: tf.Tensor) -> tf.Tensor:
-            return tf.reshape(x, [-1, choices, tf.shape(x)[1] if x.shape[1] is None else x.shape[1]])
+            length = tf.shape(x)[1] if x.shape[1] is None else x.shape[1]
+            return tf.reshape(x, [-1, choices, length, *x.shape[2:]])
 
         return {name: fold(x) for name, x in flat.items()}
 
@@ -220,7 +221,8 @@ class MultipleChoice(Task):
     def model(self, encoder: BertEncoder) -> keras.Model:
         """Features [B, K, S] -> logits float32 [B, K]."""
         inputs = {
-            name: keras.Input((self.num_choices, None), dtype=DTYPE, name=name) for name in ENCODER_INPUTS
+            name: keras.Input((self.num_choices, *one.shape[1:]), dtype=DTYPE, name=name)
+            for name, one in encoder_inputs(config=encoder.config).items()
         }
         flatten = FlattenChoices()
         pooled = encoder({name: flatten(x) for name, x in inputs.items()})[POOLED_OUTPUT]
@@ -325,4 +327,4 @@ class FlattenChoices(keras.layers.Layer):
     """Makes every ending a row: int32 [B, K, S] -> [B*K, S]."""
 
     def call(self, x: Any) -> Any:
-        return ops.reshape(x, (-1, ops.shape(x)[-1]))
+        return ops.reshape(x, (-1, *ops.shape(x)[2:]))

@@ -70,7 +70,7 @@ class NextSentence(TextClassification):
 
     def model(self, encoder: BertEncoder) -> keras.Model:
         """Features -> logits float32 [B, 2]."""
-        inputs = encoder_inputs()
+        inputs = encoder_inputs(config=encoder.config)
         head = NextSentenceHead(config=encoder.config, name=HEAD, dtype=encoder.dtype_policy)
         return keras.Model(inputs, head(encoder(inputs)[POOLED_OUTPUT]), name="next_sentence_model")
 

@@ -201,7 +201,7 @@ class QuestionAnswering(Task):
 
     def model(self, encoder: BertEncoder) -> keras.Model:
         """Features -> start and end logits float32 [W, 2, S]."""
-        inputs = encoder_inputs()
+        inputs = encoder_inputs(config=encoder.config)
         head = SpanHead(config=encoder.config, dtype=encoder.dtype_policy)
         logits = ops.stack(head(encoder(inputs)[SEQUENCE_OUTPUT]), axis=1)
         real = ops.expand_dims(inputs[INPUT_MASK], axis=1) > 0

@@ -71,7 +71,7 @@ class ReplacedTokens(Task):
 
     def model(self, encoder: BertEncoder) -> keras.Model:
         """Features -> logits float32 [W, S]."""
-        inputs = encoder_inputs()
+        inputs = encoder_inputs(config=encoder.config)
         head = ReplacedTokenHead(config=encoder.config, dtype=encoder.dtype_policy)
         return keras.Model(inputs, head(encoder(inputs)[SEQUENCE_OUTPUT]), name="replaced_token_model")
 

@@ -307,7 +307,7 @@ class Tagging(Task):
 
     def model(self, encoder: BertEncoder) -> keras.Model:
         """Features -> logits float32 [W, S, C], or the potentials of a CRF, [W, S + 2 + C, C]."""
-        inputs, count = encoder_inputs(), len(self.label_names)
+        inputs, count = encoder_inputs(config=encoder.config), len(self.label_names)
         head = TokenHead(count, config=encoder.config, dtype=encoder.dtype_policy)
         outputs = head(encoder(inputs)[SEQUENCE_OUTPUT])
         if self.crf:
