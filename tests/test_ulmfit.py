@@ -231,7 +231,7 @@ def write_text(path, *, seed):
 
 
 def stage_1(folder, output):
-    vocabulary = ["--vocab", folder / "vocab.txt", "--text", folder / "general.txt"]
+    vocabulary = ["--vocab", folder / "vocab", "--text", folder / "general.txt"]
     flags = ["--recipe", "ulmfit", *vocabulary, *SIZES, *STEPS, "--steps", 60, "--output", output]
     return ["pretrain", *flags, "--learning-rate", 1e-2, "--save-every", 10]
 
@@ -240,25 +240,16 @@ def stage_1(folder, output):
 def stages(tmp_path_factory):
     """A folder with the runs of stages 1, 2 and 3."""
     folder = tmp_path_factory.mktemp("ulmfit")
-    (folder / "tokenizer_config.json").write_text('{"do_lower_case": true}')
-    (folder / "vocab.txt").write_text("\n".join(runs.VOCABULARY[:-200]) + "\n")
-    (folder / "larger.txt").write_text("\n".join((*runs.VOCABULARY[:-200], "superb")) + "\n")
+    for name, more in {"vocab": (), "larger": ("superb",)}.items():
+        (folder / name).mkdir()
+        (folder / name / "vocab.txt").write_text("\n".join((*runs.VOCABULARY[:-200], *more)) + "\n")
+        (folder / name / "tokenizer_config.json").write_text('{"do_lower_case": true}')
     write_text(folder / "general.txt", seed=1)
     write_text(folder / "task.txt", seed=2)
     runs.write_data(folder / "data", "sst2", count=small_tasks.ROWS)
     assert runs.command(stage_1(folder, folder / "one")) == 0
     flags = ["--recipe", "ulmfit", "--checkpoint", folder / "one", "--text", folder / "task.txt"]
-    flags += [
-        "--vocab",
-        folder / "larger.txt",
-        "--layer-decay",
-        0.4,
-        "--seq-length",
-        20,
-        *STEPS,
-        "--steps",
-        30,
-    ]
+    flags += ["--vocab", folder / "larger", "--layer-decay", 0.4, "--seq-length", 20, *STEPS, "--steps", 30]
     assert runs.command(["pretrain", *flags, "--output", folder / "two"]) == 0
     flags = ["--task", "sst2", "--data", folder / "data", "--checkpoint", folder / "two", "--epochs", 3]
     flags += ["--pooling", "concat", "--unfreeze", "gradual", "--layer-decay", 0.4, "--batch-size", 4]

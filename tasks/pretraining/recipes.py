@@ -214,8 +214,8 @@ RECIPES = {
             "activation": "gelu_erf",
         },
     ),
-    # Howard and Ruder 2018: AWD-LSTM of Merity et al. 2018, with ULMFiT's dropout, the defaults of AwdLstmSettings. Their
-    # embeddings start uniform in [-0.1, 0.1], whose deviation is 0.058. A row has 70 tokens of text, as their steps through time.
+    # Howard and Ruder 2018, sec. 3.1: the AWD-LSTM of Merity et al. 2018 with ULMFiT's dropout, the defaults of AwdLstmSettings.
+    # Embeddings start uniform in [-0.1, 0.1] there, whose deviation is 0.058. A row has their 70 tokens of text.
     "ulmfit": Recipe(
         objectives=("next_words",),
         settings={
