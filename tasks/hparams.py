@@ -281,6 +281,9 @@ class PretrainHparams(StepSettings):
     warmup_proportion: float = like(Hparams, "warmup_proportion", default=0.01)
     weight_decay: float = like(Hparams, "weight_decay")
     clip_norm: float | None = like(Hparams, "clip_norm")
+    schedule: str = like(Hparams, "schedule")
+    layer_decay: float = like(Hparams, "layer_decay")
+    beta_1: float = setting(0.9, help="decay of Adam's first moment", at_least=0, below=1)
     beta_2: float = setting(0.999, help="decay of Adam's second moment", at_least=0, below=1)
     bias_correction: bool = like(Hparams, "bias_correction")
     phases: tuple[tuple[int, float], ...] = setting(
@@ -305,6 +308,12 @@ class PretrainHparams(StepSettings):
     generator_share: float = setting(
         0.25, help="ELECTRA: width of the generator, as a fraction", over=0, at_most=1
     )
+    softmax_samples: int = setting(
+        0, help="language models: words that a training step draws for its softmax; 0 takes all", at_least=0
+    )
+    tied_softmax: bool = setting(
+        False, help="language models: the softmax has the encoder's word embeddings as weights"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -313,6 +322,8 @@ class PretrainHparams(StepSettings):
             raise wrong_setting(
                 self, "phases", "pairs of a length and a fraction of the steps; the fractions must sum to 1"
             )
+        if self.optimizer == "lamb" and self.layer_decay != 1:
+            raise wrong_setting(self, "layer_decay", "1.0 if the optimizer is lamb")
 
     @property
     def warmup_steps(self) -> int:

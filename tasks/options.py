@@ -226,15 +226,19 @@ SAVED_MODEL = "savedmodel"  # the format of an export by default
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VocabularyOptions(Checked):
-    """Options for learning a vocabulary. unused and alphabet apply only to WordPiece."""
+    """Options for learning a vocabulary. unused and alphabet apply only to WordPiece, min_count only to words."""
 
-    kind: str = setting("wordpiece", help="the kind of vocabulary", choices=("wordpiece", "sentencepiece"))
+    kind: str = setting(
+        "wordpiece", help="the kind of vocabulary", choices=("wordpiece", "sentencepiece", "words")
+    )
     size: int = setting(30_522, help="tokens in the vocabulary", at_least=1)
     cased: bool = setting(False, help="keep upper case (with WordPiece, accents too)")
     unused: int = setting(0, help="WordPiece: number of [unused] tokens", at_least=0)
     alphabet: int = setting(
         1000, help="WordPiece: keep this many of the most frequent characters", at_least=1
     )
+    # The default of word2vec.c.
+    min_count: int = setting(5, help="words: leave out words that the text has fewer times", at_least=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

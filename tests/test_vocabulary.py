@@ -183,7 +183,7 @@ def test_the_command_reports_invalid_settings(tmp_path, capfd):
     corpus.write_text("low lower lowest\n")
     flags = ("vocab", "--text", corpus, "--output", tmp_path / "out")
     code, _, err = runs.run_command(capfd, *flags, "--kind", "sentencepiece", "--unused", "3")
-    assert (code, "--unused applies only to WordPiece vocabularies" in err) == (1, True)
+    assert (code, "--unused applies only to --kind wordpiece" in err) == (1, True)
     code, out, err = runs.run_command(capfd, *flags, "--size", "500", "--cased")
     assert code == 0, err
     assert "the text has too few words for 500 tokens" in err

@@ -27,6 +27,7 @@ from bert_keras.checkpoints.tokenizer_tables import (
     TOKENIZER_CONFIG,
     TYPES,
     WORDPIECE,
+    WORDS,
     kind_of,
     special_names,
     tokens_of,
@@ -42,7 +43,7 @@ from bert_keras.io.json_files import (
     read_optional,
     shortened,
 )
-from bert_keras.text.rules import BERT_PAIR, ROBERTA_PAIR, AddedToken, Rules
+from bert_keras.text.rules import BERT_PAIR, CLASS, ROBERTA_PAIR, AddedToken, Rules
 from bert_keras.text.tokenizer_json import (
     FOLLOWED,
     Pipeline,
@@ -76,6 +77,8 @@ def read_tokenizer(folder: pathlib.Path, *, file: str | None = None) -> Vocabula
     """
     path = folder / TOKENIZER_CONFIG
     settings = known_settings(read_optional(path), where=path)
+    if settings.get("tokenizer_class") == WORDS:
+        return _words_of(folder, settings)
     pipeline = read_tokenizer_json(folder / TOKENIZER_JSON)
     found = _vocabulary_of(folder, pipeline, (VOCAB_TXT, SENTENCEPIECE) if file is None else (file,))
     if found.is_there and found.other is None:
@@ -87,6 +90,15 @@ def read_tokenizer(folder: pathlib.Path, *, file: str | None = None) -> Vocabula
         return _with_settings(found, folder, settings, pipeline)
     except Refused as refused:
         return Vocabulary(other=f"{kind} with {refused}", file=found.file)
+
+
+def _words_of(folder: pathlib.Path, settings: Mapping[str, Any]) -> Vocabulary:
+    """A vocabulary of whole words, with the rules that `write_tokenizer` wrote: no other library has this class."""
+    return read_vocabulary(folder / VOCAB_TXT)._replace(
+        lower_case=settings.get("do_lower_case"),
+        rules=Rules.from_json({"new_words": CLASS} | settings.get("rules", {})),
+        max_length=settings.get("model_max_length"),
+    )
 
 
 def known_settings(settings: Mapping[str, Any], *, where: object) -> dict[str, Any]:
@@ -313,6 +325,11 @@ def write_tokenizer(vocabulary: Vocabulary, folder: pathlib.Path, *, max_length:
     rules, kind = vocabulary.rules, kind_of(vocabulary)
     settings: dict[str, Any] = {"model_max_length": min(max_length, vocabulary.max_length or max_length)}
     lower_case = kind != BYTE_LEVEL and lower_cases(vocabulary)
+    if rules.new_words:
+        (folder / VOCAB_TXT).write_bytes(("\n".join(vocabulary.tokens or ()) + "\n").encode())
+        settings |= {"tokenizer_class": WORDS, "do_lower_case": lower_case, "rules": rules.to_json()}
+        write_json(folder / TOKENIZER_CONFIG, settings)
+        return
     if kind == BYTE_LEVEL:
         ids = {token: i for i, token in enumerate(vocabulary.tokens or ())}
         write_json(folder / VOCAB_JSON, ids)

@@ -7,7 +7,17 @@ one warning. The keys of tokenizer.json are in `text/tokenizer_json.py`.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from bert_keras.io.json_files import FLAG, NUMBER, TEXT, FieldType, integer, object_of, one_of, or_null
+from bert_keras.io.json_files import (
+    FLAG,
+    NUMBER,
+    OBJECT,
+    TEXT,
+    FieldType,
+    integer,
+    object_of,
+    one_of,
+    or_null,
+)
 from bert_keras.text.rules import MOST_WORD_CHARACTERS
 from bert_keras.text.tokenizer_json import FOLLOWED, HARMLESS, TOKEN, Table
 from bert_keras.text.vocabulary import Vocabulary
@@ -98,6 +108,7 @@ _BERT_TABLE: Table = {
     "remove_space": (None, True),
     **dict.fromkeys(("mecab_kwargs", "sudachi_kwargs", "jumanpp_kwargs"), (None, {})),
 }
+WORDS = "WordTokenizer"  # the class of a vocabulary of whole words, ours
 WORDPIECE, BYTE_LEVEL, PIECES = "WordPiece", "byte-level BPE", "SentencePiece"
 KINDS = {
     WORDPIECE: Kind(
@@ -145,6 +156,7 @@ TYPES: dict[str, FieldType] = {
     ),
     "added_tokens_decoder": or_null(object_of(TOKEN)),
     "tokenizer_class": or_null(TEXT),
+    "rules": or_null(OBJECT),
     **dict.fromkeys(("model_max_length", "max_len"), or_null(NUMBER)),
     "truncation_side": or_null(one_of(("left", "right"))),
     **dict.fromkeys(

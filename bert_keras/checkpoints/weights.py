@@ -245,13 +245,13 @@ def with_vocab_size(checkpoint: Checkpoint, vocab_size: int, *, seed: int | None
     """The checkpoint with rows for more tokens, for a tokenizer with added ones.
 
     vocab_size: rows of the word embeddings. New rows are drawn as at the start of a pre-training, from the truncated normal
-        distribution of `initializer_range`; a masked-LM head gets new biases of 0. The vocabulary stays: see
+        distribution of `initializer_range`; the head of a language model gets new biases of 0. The vocabulary stays: see
         `with_tokenizer`.
     seed: of the new rows; None draws others each time
 
     Raises ValueError for a size under that of the checkpoint.
     """
-    tensors = ("embeddings/word_embeddings", "masked_lm/bias")
+    tensors = ("embeddings/word_embeddings", "masked_lm/bias", "next_words/table", "next_words/bias")
     return _with_rows(checkpoint, "vocab_size", vocab_size, tensors, words="tokens", seed=seed)
 
 

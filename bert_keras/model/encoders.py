@@ -7,13 +7,17 @@ returns the outputs. An ancestor's `shapes(config)` tells the names and shapes o
 """
 
 import importlib
+from collections.abc import Sequence
 from typing import Any
 
 from bert_keras.config import BERT, BertConfig
 from bert_keras.errors import BertKerasError
 
 # Name -> module and class. A module is imported when a configuration names its encoder.
-ENCODERS = {BERT: ("bert_keras.model.encoder", "BertEncoder")}
+ENCODERS = {
+    BERT: ("bert_keras.model.encoder", "BertEncoder"),
+    "awd-lstm": ("bert_keras.tasks.ancestors.awd_lstm", "AwdLstmEncoder"),
+}
 
 
 def encoder_class(config: BertConfig) -> Any:
@@ -27,3 +31,16 @@ def encoder_class(config: BertConfig) -> Any:
 def make_encoder(config: BertConfig, **how: Any) -> Any:
     """An encoder with random weights. how: the arguments of BertEncoder."""
     return encoder_class(config)(config, **how)
+
+
+def check_layer_widths(config: BertConfig, places: Sequence[int]) -> None:
+    """Raises BertKerasError for layers whose vectors are not `hidden_size` wide. places: numbers, 0 is the embeddings."""
+    if config.encoder == BERT:
+        return
+    widths = (config.hidden_size, *encoder_class(config).layer_widths(config))
+    if others := [place for place in places if widths[place] != config.hidden_size]:
+        fit = [str(place) for place, width in enumerate(widths) if width == config.hidden_size]
+        raise BertKerasError(
+            f"layer {others[0]} of {config.encoder} has vectors of {widths[others[0]]} numbers, and hidden_size is "
+            f"{config.hidden_size}; give layers of that width: {', '.join(fit)}."
+        )

@@ -20,6 +20,7 @@ from bert_keras.errors import BertKerasError
 from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_OUTPUTS, INPUT_MASK, POOLED_OUTPUT, SEQUENCE_OUTPUT
 from bert_keras.model.choices import check_layers, is_mixed, places_of
 from bert_keras.model.encoder import BertEncoder
+from bert_keras.model.encoders import check_layer_widths
 from bert_keras.model.kernels import wide
 
 VECTORS = "vectors"  # the feature of a data set whose vectors were computed before
@@ -146,6 +147,7 @@ class FeatureEncoder:
     def __init__(self, encoder: BertEncoder | BertConfig, *, dtype: Any = None, **settings: Any) -> None:
         config = encoder if isinstance(encoder, BertConfig) else encoder.config
         self.places = places_of(settings["feature_layers"], num_layers=config.num_layers)
+        check_layer_widths(config, self.places)
         if isinstance(encoder, BertConfig):
             self._vectors: Any = StoredVectors(encoder, num_vectors=len(self.places), dtype=dtype)
             self.dtype_policy = self._vectors.dtype_policy

@@ -69,7 +69,7 @@ class SlantedTriangular(LinearAfterWarmup):
         return (self.peak + super().__call__(step) * (self.ratio - 1)) / self.ratio
 
 
-# Hparams.schedule repeats these names, because flags must not import Keras. Pre-training has WarmupLinearDecay alone.
+# Hparams.schedule and PretrainHparams.schedule repeat these names, because flags must not import Keras.
 SCHEDULES: dict[str, type[WarmupLinearDecay]] = {
     "linear": WarmupLinearDecay,
     "linear_after_warmup": LinearAfterWarmup,

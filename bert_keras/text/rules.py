@@ -16,6 +16,7 @@ MAX_WORD_CHARACTERS = 200
 # The ops of a tokenizer's graph, which give equal ids: TensorFlow Text's, or TensorFlow's own, by the variable.
 TEXT_OPS = TENSORFLOW_TEXT, CORE = "tensorflow-text", "core"
 TEXT_OPS_VARIABLE = "BERT_KERAS_TEXT_OPS"
+NEW_WORDS = CLASS, OWN = "unknown", "own"  # what a vocabulary of whole words gives to a new word
 MOST_WORD_CHARACTERS = 999  # the largest limit; a regular expression counts no further
 
 
@@ -73,6 +74,8 @@ class Rules:
     max_word: WordPiece: the limit of a word in characters; a longer word is one [UNK]
     prefix_space: byte-level BPE: put a space before a text that has none
     characters: the bytes of a word that an encoder reads beside its id, as BertConfig.max_characters; 0 for none
+    new_words: WordPiece: one of NEW_WORDS makes each word whole. A word that the vocabulary lacks is then [UNK] or its class, or
+        has an id of its own (see `word_tokenizer`). "" splits words into tokens
     """
 
     added: tuple[AddedToken, ...] = ()
@@ -86,6 +89,7 @@ class Rules:
     max_word: int = MAX_WORD_CHARACTERS
     prefix_space: bool = False
     characters: int = 0
+    new_words: str = ""
 
     def beyond(self, vocabulary: tuple[str, ...]) -> tuple[str, ...]:
         """The added tokens that a vocabulary lacks, in the order of their ids."""
@@ -156,4 +160,5 @@ _KINDS: dict[str, FieldType] = {
     "max_word": integer(1, MOST_WORD_CHARACTERS),
     "prefix_space": FLAG,
     "characters": integer(0, 1_024),
+    "new_words": one_of(NEW_WORDS),
 }

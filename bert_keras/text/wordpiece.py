@@ -48,6 +48,7 @@ from bert_keras.text.rules import (
 from bert_keras.text.text_ops import chosen_ops, tensorflow_text
 from bert_keras.text.tokenizer import Normalizer, find_special
 from bert_keras.text.vocabulary import CONTINUATION, read_pieces
+from bert_keras.text.word_tokenizer import WholeWords, whole_words_alone
 
 _CONTINUES = re.compile(rf"{CONTINUATION}(?=.)")
 _UNUSED = re.compile(r"\[unused\d+\]")
@@ -114,7 +115,12 @@ class WordPiece(Normalizing):
             self._simple = SIMPLE_ASCII
         self._find_normalized_in_text = self._find_normalized(self._form_of)
         matcher = CoreWordPiece if self.text_ops == CORE else KernelWordPiece
-        self._match = matcher(vocabulary, unknown=names["unknown"], rules=rules)
+        pieces = whole_words_alone(vocabulary) if rules.new_words else vocabulary
+        self._match = matcher(pieces, unknown=names["unknown"], rules=rules)
+        if rules.new_words:
+            self._match = WholeWords(
+                self._match, self.vocabulary, unknown=special.unknown, new_words=rules.new_words
+            )
 
     @classmethod
     def from_file(

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from bert_keras.errors import BertKerasError
 from bert_keras.text.rules import BERT_PAIR, ROBERTA_PAIR, AddedToken, PairFormat, Rules
 from bert_keras.text.tokenizer_json import full_ids
 from bert_keras.text.vocabulary import Vocabulary
@@ -12,7 +13,13 @@ def write_pipeline(vocabulary: Vocabulary, names: Mapping[str, str], *, lower_ca
     """The contents of a tokenizer.json for WordPiece or byte-level BPE, for transformers' fast tokenizer.
 
     names: the special tokens by role
+
+    Raises BertKerasError for a vocabulary of whole words, whose new words this file cannot tell.
     """
+    if vocabulary.rules.new_words:
+        raise BertKerasError(
+            "a tokenizer of whole words has no tokenizer.json; use a model whose vocabulary is of WordPiece or byte-level BPE."
+        )
     rules, tokens = vocabulary.rules, vocabulary.tokens or ()
     own = {token: i for i, token in enumerate(tokens)}
     ids = full_ids(own, rules.added)

@@ -6,8 +6,9 @@ So an ancestor enters every task: its states as vectors (`--feature-layers`), or
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
+import keras
 from keras import ops
 
 from bert_keras.config import BertConfig
@@ -21,6 +22,7 @@ from bert_keras.features import (
     SEQUENCE_OUTPUT,
     check_names,
 )
+from bert_keras.fields import Checked, names_of
 from bert_keras.model.encoder import ALL, BertEncoder, gather_positions, pooled_position
 from bert_keras.model.kernels import ACTIVATIONS
 from bert_keras.model.layers import Dense
@@ -28,11 +30,26 @@ from bert_keras.model.layers import Dense
 Shapes = dict[str, tuple[int, ...]]
 
 
+def checked_settings(kind: type[Checked], config: BertConfig) -> Any:
+    """A configuration's `encoder_settings` as a `kind`. Raises BertKerasError for a name that is not a field."""
+    given = config.encoder_settings or {}
+    if unknown := sorted(given.keys() - {*names_of(kind)}):
+        raise BertKerasError(
+            f"{config.encoder} has no encoder_settings {', '.join(unknown)}; it has {', '.join(names_of(kind))}."
+        )
+    return kind(**given)
+
+
 class AncestorEncoder(BertEncoder):
     """A BertEncoder with other layers. `outputs` are those of BertEncoder, without attention.
 
-    A subclass has `make`, which sets layers as attributes and returns them from below, each built; `states`; and `layer_shapes`.
+    A subclass has `make`, which sets layers as attributes and returns them from below, each built; `states`; and `layer_shapes`;
+    and `layer_widths`, if they are not all `hidden_size`.
+
+    directions: those in which its states have not read the words that a language model predicts; two have half of the states each
     """
+
+    directions: ClassVar[int] = 1
 
     def __init__(
         self,
@@ -65,6 +82,11 @@ class AncestorEncoder(BertEncoder):
     def layer_shapes(cls, config: BertConfig) -> Shapes:
         """Name -> shape of every variable, without the pooler's: "embeddings/word_embeddings". No variable is made."""
         raise NotImplementedError
+
+    @classmethod
+    def layer_widths(cls, config: BertConfig) -> tuple[int, ...]:
+        """The width of the vectors of each layer above the embeddings; that of the last is H."""
+        return (config.hidden_size,) * config.num_layers
 
     @classmethod
     def shapes(cls, config: BertConfig) -> Shapes:
@@ -102,6 +124,14 @@ class AncestorEncoder(BertEncoder):
     def lora_enabled(self) -> bool:
         """False."""
         return False
+
+    def compute_output_spec(self, features: Mapping[str, Any], training: bool = False) -> dict[str, Any]:
+        """As BertEncoder's, but each layer has its own width."""
+        specs = super().compute_output_spec(features, training)
+        if ENCODER_OUTPUTS in specs:
+            shape, widths = features[INPUT_MASK].shape, self.layer_widths(self.config)
+            specs[ENCODER_OUTPUTS] = [keras.KerasTensor((*shape, one), self.compute_dtype) for one in widths]
+        return specs
 
     def call(self, features: Mapping[str, Any], training: bool = False) -> dict[str, Any]:
         check_names(features)

@@ -24,23 +24,11 @@ import numpy as np
 
 from bert_keras.errors import BertKerasError
 from bert_keras.io.files import atomic_file
+from bert_keras.text.word_tokenizer import UNKNOWN_CLASS, class_of
 
-UNKNOWN = "<UNK>"
-# The classes of words that a file lacks: the first that fits.
-CLASSES = {
-    "<UNK-number>": re.compile(r"[-+$]?\d[\d.,:/]*%?"),
-    "<UNK-capitals>": re.compile(r"(?=.*[A-Z].*[A-Z])[A-Z0-9.&-]+"),
-    "<UNK-capitalised>": re.compile(r"[A-Z].*"),
-    "<UNK-hyphen>": re.compile(r".+-.+"),
-}
 FORMATS = ("word2vec", "word2vec-binary", "glove")
 MAX_WORD, MAX_SIZE = 1_000, 65_536  # bytes of a word, numbers of a vector: more means another kind of file
 DRAWN = 0.05  # standard deviation of the vector of a new word
-
-
-def class_of(word: str) -> str:
-    """The class of a word that a file lacks: a key of CLASSES, or `<UNK>`."""
-    return next((name for name, form in CLASSES.items() if form.fullmatch(word)), UNKNOWN)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,7 +56,7 @@ class WordVectors:
 
     def place(self, word: str) -> int | None:
         """The row of a word, of its class or of `<UNK>`; None without any of them."""
-        found = (self.places.get(name) for name in (word, class_of(word), UNKNOWN))
+        found = (self.places.get(name) for name in (word, class_of(word), UNKNOWN_CLASS))
         return next((row for row in found if row is not None), None)
 
     def vectors_of(self, words: Sequence[str], *, own: bool = False) -> np.ndarray:

@@ -35,7 +35,7 @@ from bert_keras.features import (
 from bert_keras.fields import checked_value
 from bert_keras.io.json_files import shortened
 from bert_keras.model.encoder import BertEncoder
-from bert_keras.model.encoders import make_encoder
+from bert_keras.model.encoders import check_layer_widths, make_encoder
 from bert_keras.model.feature_bilstm import OUTPUTS, VECTORS
 from bert_keras.model.kernels import packed_weights
 from bert_keras.tasks.options import FeatureOptions, WindowOptions
@@ -246,6 +246,7 @@ class Extractor:
 
     def __post_init__(self) -> None:
         checked_value(FeatureOptions, "dtype", self.dtype)
+        check_layer_widths(self.config, self.places)
         self.report: checkpoints.Report | None = None
         if isinstance(self.source, checkpoints.Checkpoint) and not self.source.tensors:
             self.source = self._new_encoder()

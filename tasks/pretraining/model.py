@@ -32,7 +32,8 @@ from bert_keras.optimization.objectives import (
 )
 from bert_keras.optimization.optimizers import LAMB, AdamW
 from bert_keras.optimization.pretrainers import Pretrainer, choose_pretrainer
-from bert_keras.optimization.schedules import WarmupLinearDecay
+from bert_keras.optimization.schedules import SCHEDULES, WarmupLinearDecay
+from bert_keras.tasks.ancestors.language_model import NextWords, directions_of
 from bert_keras.tasks.devices.workers import Workers
 from bert_keras.tasks.hparams import PretrainHparams, Sampling
 from bert_keras.tasks.pretraining.recipes import FIELDS, Recipe
@@ -50,6 +51,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "left_to_right": LeftToRight,
     "sentence_pair": SentencePair,
     "replaced_token": ReplacedTokens,
+    "next_words": NextWords,
 }
 
 
@@ -90,9 +92,16 @@ def check_direction(recipe: Recipe, config: BertConfig) -> None:
         )
 
 
-def make_objectives(recipe: Recipe, seq_length: int, *, pieces: Pieces) -> list[Objective]:
-    """The objectives for one length. Their fields are set by name from `pieces`, the masking and the settings."""
+def make_objectives(
+    recipe: Recipe, seq_length: int, *, pieces: Pieces, config: BertConfig | None = None
+) -> list[Objective]:
+    """The objectives for one length. Their fields are set by name from `pieces`, the masking, the encoder and the settings.
+
+    config: of the encoder; None is that of the recipe
+    """
+    config = recipe.config(vocab_size=len(pieces.continues)) if config is None else config
     known = {"pieces": pieces, "masking": recipe.masking(seq_length), **vars(recipe.hparams)}
+    known |= {"directions": directions_of(config) or 1, "max_characters": config.max_characters}
     known |= {name: value for name, value in recipe.all_settings.items() if name not in known}
     return [
         kind(**{name: known[name] for name in names_of(kind) if name in known})
@@ -109,7 +118,7 @@ LONG_STEP = 2.0  # times the learning rate: larger updates cause a warning
 
 def schedule(hparams: PretrainHparams) -> WarmupLinearDecay:
     """The learning rate of each step, over all phases."""
-    return WarmupLinearDecay(
+    return SCHEDULES[hparams.schedule](
         hparams.learning_rate, total_steps=hparams.steps, warmup_steps=hparams.warmup_steps
     )
 
@@ -120,8 +129,9 @@ def longest_step(hparams: PretrainHparams) -> float:
         return 1.0
     done = np.arange(hparams.steps, dtype=np.float32)
     rates = np.asarray(schedule(hparams)(done)) / hparams.learning_rate
-    beta_1 = 0.9  # AdamW's
-    return float(np.max(rates * (1 - beta_1 ** (done + 1)) / np.sqrt(1 - hparams.beta_2 ** (done + 1))))
+    return float(
+        np.max(rates * (1 - hparams.beta_1 ** (done + 1)) / np.sqrt(1 - hparams.beta_2 ** (done + 1)))
+    )
 
 
 def step_warnings(hparams: PretrainHparams) -> list[str]:
@@ -145,12 +155,15 @@ def build_model(recipe: Recipe, config: BertConfig, objectives: Sequence[Objecti
     for one in {id(one): one for one in model.encoders.values()}.values():
         leave_out_padding(one)
         one.rematerialize = hparams.rematerialize
+    layers: dict[str, Any] = {} if hparams.optimizer == "lamb" else {"layer_decay": hparams.layer_decay}
     optimizer = OPTIMIZERS[hparams.optimizer](
         schedule(hparams),
         weight_decay=hparams.weight_decay,
+        beta_1=hparams.beta_1,
         beta_2=hparams.beta_2,
         clip_norm=hparams.clip_norm,
         bias_correction=hparams.bias_correction,
+        **layers,
     )
     # XLA is not faster on CPU, and fails under MirroredStrategy.
     model.compile(

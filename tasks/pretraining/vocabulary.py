@@ -1,4 +1,4 @@
-"""Vocabularies learned from text: WordPiece for BERT, SentencePiece for ALBERT; and a checkpoint's with words of one's own.
+"""Vocabularies learned from text: WordPiece, SentencePiece and words; and a checkpoint's with words of one's own.
 
 In: documents. Out: a folder for `--vocab`: vocab.txt or spiece.model, and tokenizer_config.json. The tokenizer of the vocabulary
 normalizes the text. Equal text and settings give equal bytes.
@@ -19,10 +19,11 @@ from bert_keras.errors import BertKerasError, MissingPackageError, first_names
 from bert_keras.io.folders import atomic_folder
 from bert_keras.io.paths import to_path
 from bert_keras.tasks.options import VocabularyOptions
-from bert_keras.text.rules import END, MASK, PADDING, START, UNKNOWN
+from bert_keras.text.rules import CLASS, END, MASK, PADDING, START, UNKNOWN, Rules
 from bert_keras.text.sentencepiece import SENTENCEPIECE_TOKENS, SentencePiece, sentencepiece_texts
 from bert_keras.text.tokenizer import Normalizer, Tokenizer
-from bert_keras.text.wordpiece import CONTINUATION, WordPiece, wordpiece_words
+from bert_keras.text.word_tokenizer import CLASSES, class_of
+from bert_keras.text.wordpiece import BERT_TOKENS, CONTINUATION, MAX_PIECE_BYTES, WordPiece, wordpiece_words
 
 LINES = 1024  # lines to normalize together
 WORDS = 10_000  # words to pass to the trainer at a time
@@ -82,7 +83,7 @@ def learn_wordpiece(
         raise MissingPackageError(
             "learning a WordPiece vocabulary needs tokenizers; pip install 'bert-keras[vocabulary]'."
         ) from error
-    counts = collections.Counter(sys.intern(word) for text in texts for word in text.split(" ") if word)
+    counts = _counted(texts)
     common: collections.Counter[str] = collections.Counter()
     for word, count in counts.items():
         for character in word:
@@ -112,6 +113,42 @@ def _repeated(words: Iterable[str], counts: collections.Counter[str]) -> Iterato
     """Yields each word as often as it was counted."""
     every = itertools.chain.from_iterable(itertools.repeat(word, counts[word]) for word in words)
     return iter(lambda: " ".join(itertools.islice(every, WORDS)), "")
+
+
+def _counted(texts: Iterable[str]) -> collections.Counter[str]:
+    return collections.Counter(sys.intern(word) for text in texts for word in text.split(" ") if word)
+
+
+def learn_words(
+    texts: Iterable[str], *, size: int, lower_case: bool, min_count: int = VocabularyOptions.min_count
+) -> WordPiece:
+    """A vocabulary of whole words: the five special tokens, the classes of left-out words, then the most frequent words first.
+
+    texts: words joined by spaces, from `wordpiece_words`
+    size: most tokens; a small corpus gives fewer
+    min_count: leave out words that the text has fewer times, and classes that it has fewer times
+
+    Raises ValueError if no word is left. Source: Mikolov et al. 2013, word2vec.c.
+    """
+    counts = _counted(texts)
+    fit = [
+        word for word, count in counts.items() if count >= min_count and len(word.encode()) <= MAX_PIECE_BYTES
+    ]
+    words = sorted(fit, key=lambda word: (-counts[word], word))[
+        : max(0, size - len(BERT_TOKENS) - len(CLASSES))
+    ]
+    if not words:
+        raise BertKerasError(
+            f"no word is left of {len(counts):,}: each must be in the text {min_count} times, and {size:,} tokens must hold the "
+            "special tokens; give more text, a smaller min_count or a larger size."
+        )
+    rare: collections.Counter[str] = collections.Counter()
+    for word in counts.keys() - {*words}:
+        rare[class_of(word)] += counts[word]
+    classes = [name for name in CLASSES if rare[name] >= min_count]
+    return WordPiece(
+        [*BERT_TOKENS.values(), *classes, *words], lower_case=lower_case, rules=Rules(new_words=CLASS)
+    )
 
 
 def learn_sentencepiece(texts: Iterable[str], *, size: int, lower_case: bool) -> SentencePiece:
@@ -155,6 +192,7 @@ def _drawn(texts: Iterable[str], most: int) -> list[str]:
 KINDS: dict[str, tuple[Callable[..., Normalizer], Callable[..., Tokenizer]]] = {
     "wordpiece": (wordpiece_words, learn_wordpiece),
     "sentencepiece": (sentencepiece_texts, learn_sentencepiece),
+    "words": (wordpiece_words, learn_words),
 }
 
 

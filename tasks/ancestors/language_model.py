@@ -1,0 +1,212 @@
+"""The objective of a language model: predict each next word and, with two directions, each word before.
+
+    states float [B, S, H], words int32 [B, S] -> NextWordsHead -> float32 [B, N, 2] -> the mean loss, perplexity, accuracy
+
+An encoder has one direction, and H numbers for it, or two, with half of them for each: the left half has read the words up to its
+own, and predicts the next one; the right half has read the words from the end back to its own, and predicts the one before.
+One softmax serves both directions (Peters et al. 2018, sec. 3.1). [CLS] is the start of a row and [SEP] its end: both are
+predicted, and padding is not.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import keras
+import numpy as np
+from keras import ops
+
+from bert_keras.config import BertConfig
+from bert_keras.errors import BertKerasError
+from bert_keras.features import (
+    ALL_ROWS,
+    INPUT_MASK,
+    INPUT_WORD_IDS,
+    MASKED_LM_IDS,
+    SEQUENCE_OUTPUT,
+    WorkerRows,
+)
+from bert_keras.model.encoder import BertEncoder
+from bert_keras.model.encoders import encoder_class
+from bert_keras.model.kernels import look_up
+from bert_keras.optimization.losses import GlobalMean
+from bert_keras.optimization.objectives import Features, Labelled, Objective
+
+AT_ONCE = (
+    2**24
+)  # logits, 64 MiB: a head computes more of them in pieces of as many, and again for the gradient
+NEVER = -1e9  # the logit of a word that must not count
+
+
+class NextWordsHead(keras.layers.Layer):
+    """A softmax over all words, or in training over the true word and some that are drawn.
+
+    directions: of the encoder, whose `sequence_output` has H / directions numbers for each
+    samples: K words to draw, for all predictions of a step; 0 computes the whole softmax in training too
+    tied: True takes the encoder's word embeddings as weights (Press and Wolf 2017)
+
+    With samples, the sum over all words in log Z = log sum_w exp(s_w) is estimated. The true word stands for itself, and each
+    word w that is drawn, with probability q_w, for 1 / (K q_w) words; a draw of the true word does not count (importance
+    sampling, as in Jean et al. 2015). q falls with the id, q_w = log((w + 2) / (w + 1)) / log(V + 1), as in TensorFlow's
+    log-uniform sampler: it is near the rates of words where ids are sorted by frequency, and the estimate holds for any order.
+    """
+
+    def __init__(
+        self,
+        encoder: BertEncoder,
+        *,
+        directions: int = 1,
+        samples: int = 0,
+        tied: bool = False,
+        name: str = "next_words",
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(name=name, dtype=dtype)
+        config = encoder.config
+        self.samples, self._size, self.width = samples, config.vocab_size, config.hidden_size // directions
+        if samples >= self._size:
+            raise BertKerasError(
+                f"softmax_samples is {samples}, and the vocabulary has {self._size:,} words; draw fewer, or set 0 for all."
+            )
+        if tied and tuple(encoder.embedding_table.shape) != (self._size, self.width):
+            raise BertKerasError(
+                f"the embeddings are {tuple(encoder.embedding_table.shape)} and the softmax needs {(self._size, self.width)}; "
+                "leave tied_softmax out, or make the widths equal."
+            )
+        self._tied = (
+            (lambda: encoder.embedding_table) if tied else None
+        )  # Keras counts the table as the encoder's
+        self.draws = keras.random.SeedGenerator()
+        if not tied:
+            spread = keras.initializers.TruncatedNormal(stddev=1 / math.sqrt(self.width))
+            self.table = self.add_weight(name="table", shape=(self._size, self.width), initializer=spread)
+        self.bias = self.add_weight(name="bias", shape=(self._size,), initializer="zeros", autocast=False)
+        self.built = True
+
+    def call(self, states: Any, words: Any, training: bool | None = None) -> Any:
+        """States float [B, N, P] and the words to predict, int32 [B, N] -> float32 [B, N, 2], the logarithms of probabilities.
+
+        The first is that of the true word, the second that of the likeliest other word: of those drawn, in training with samples.
+        """
+        table = ops.cast(self.table if self._tied is None else self._tied(), self.compute_dtype)
+        bias, stands_for = ops.cast(self.bias, "float32"), ops.zeros((1,), "float32")
+        rows, truth = ops.reshape(states, (-1, self.width)), ops.reshape(words, (-1,))
+        known = ops.cast(look_up(table, truth), "float32") * ops.cast(rows, "float32")
+        true = ops.sum(known, axis=-1) + look_up(bias, truth)
+        others = ops.arange(self._size, dtype="int32")
+        if training and self.samples:
+            others, stands_for = self._draw()
+            table, bias = look_up(table, others), look_up(bias, others)
+
+        def compute(rows: Any, truth: Any, true: Any, table: Any, bias: Any) -> Any:
+            scores = ops.cast(ops.matmul(rows, ops.transpose(table)), "float32") + bias
+            scores = ops.where(others == ops.expand_dims(truth, -1), NEVER, scores)
+            whole = ops.logaddexp(true, ops.logsumexp(scores + stands_for, axis=-1))
+            return ops.stack([true - whole, ops.stop_gradient(ops.max(scores, axis=-1) - whole)], axis=-1)
+
+        made = in_pieces(compute, (rows, truth, true), (table, bias), size=max(1, AT_ONCE // others.shape[0]))
+        return ops.reshape(made, (*ops.shape(words), 2))
+
+    def _draw(self) -> tuple[Any, Any]:
+        """Words int32 [K], drawn with replacement, and the logarithm of the number of words that each stands for, float32 [K]."""
+        whole = math.log(self._size + 1)
+        drawn = ops.exp(keras.random.uniform((self.samples,), seed=self.draws) * whole) - 1
+        drawn = ops.minimum(ops.cast(drawn, "int32"), self._size - 1)
+        rate = ops.log1p(1 / (ops.cast(drawn, "float32") + 1)) / whole
+        return drawn, -ops.log(self.samples * rate)
+
+
+def in_pieces(compute: Any, rows: tuple[Any, ...], whole: tuple[Any, ...], *, size: int) -> Any:
+    """`compute(*rows, *whole)` on rows [R, ...] -> float32 [R, 2], on `size` rows after the other.
+
+    No piece is kept for the gradient, which computes it again.
+    """
+    count = rows[0].shape[0]
+    if count is not None and count <= size:
+        return compute(*rows, *whole)
+    import tensorflow as tf
+
+    count, again = tf.shape(rows[0])[0], keras.remat(compute)
+
+    def add(start: Any, made: Any) -> tuple[Any, Any]:
+        piece = again(*(one[start : start + size] for one in rows), *whole)
+        return start + size, made.write(start // size, piece)
+
+    pieces = tf.TensorArray(tf.float32, -(-count // size), infer_shape=False, element_shape=[None, 2])
+    return tf.while_loop(lambda start, _: start < count, add, (0, pieces))[1].concat()
+
+
+@keras.saving.register_keras_serializable("bert_keras")
+def true_word_loss(labels: Any, logits: Any) -> Any:
+    """Minus the logarithm of the true word's probability: float32 [B, N, 2] of a NextWordsHead -> [B, N]."""
+    return -logits[..., 0]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NextWords(Objective):
+    """Predicts each next word and, where `directions` is 2, each word before (Peters et al. 2018, sec. 3.1).
+
+    directions: of the encoder: 1, or 2 where each half of its states has one
+    softmax_samples, tied_softmax: see NextWordsHead
+
+    Labels are ids [B, N], where N is `directions` * (S - 1): first those after the positions 0 .. S - 2, then those before the
+    positions 1 .. S - 1. In evaluation the softmax is always whole, so that its perplexity compares with that of unigrams.
+    """
+
+    name: ClassVar[str] = "next_words"
+    reads: ClassVar[str] = SEQUENCE_OUTPUT
+    perplexity: ClassVar[bool] = True
+
+    directions: int = 1
+    softmax_samples: int = 0
+    tied_softmax: bool = False
+
+    def check(self, sample: Mapping[str, np.ndarray]) -> Iterator[str]:
+        """Raises BertKerasError on instances with masks."""
+        if MASKED_LM_IDS in sample:
+            raise BertKerasError(
+                "these records have masks, and a language model reads whole text; write records without masks."
+            )
+        yield from ()
+
+    def label(self, features: Features, *, seed: Any, worker_rows: WorkerRows = ALL_ROWS) -> Labelled:
+        """Features -> the same, labels int32 [B, N], weights float32 [B, N], 0 at padding."""
+        real = ops.cast(features[INPUT_MASK][:, 1:], "float32")
+        weights = ops.concatenate([real] * self.directions, axis=1)
+        return features, self._words(features) * ops.cast(weights, "int32"), weights
+
+    def _words(self, features: Features) -> Any:
+        """The true words: int32 [B, N]."""
+        ids = features[INPUT_WORD_IDS]
+        return ops.concatenate([ids[:, 1:], ids[:, :-1]][: self.directions], axis=1)
+
+    def head(self, encoder: BertEncoder) -> NextWordsHead:
+        """Raises BertKerasError where the encoder's states have read the words to predict."""
+        if (found := directions_of(encoder.config)) != self.directions:
+            raise BertKerasError(
+                f"next_words has {self.directions} direction(s), and the states of the encoder {encoder.config.encoder} have "
+                f"{found} that read no word to predict; give an encoder of a language model, or set causal."
+            )
+        how: Any = {"samples": self.softmax_samples, "tied": self.tied_softmax}
+        return NextWordsHead(
+            encoder, directions=self.directions, name=self.name, dtype=encoder.dtype_policy, **how
+        )
+
+    def logits(self, head: keras.layers.Layer, outputs: Mapping[str, Any], features: Features) -> Any:
+        """Float32 [B, N, 2]: see NextWordsHead."""
+        states, width = outputs[SEQUENCE_OUTPUT], outputs[SEQUENCE_OUTPUT].shape[-1] // self.directions
+        sides = [states[:, :-1, :width], states[:, 1:, width:]][: self.directions]
+        return head(ops.concatenate(sides, axis=1), self._words(features))
+
+    def loss(self) -> GlobalMean:
+        return GlobalMean(true_word_loss)
+
+    def correct(self, labels: Any, logits: Any) -> Any:
+        """1 where no other word is as likely; in training with samples, no other word that was drawn."""
+        return ops.cast(logits[..., 0] > logits[..., 1], "float32")
+
+
+def directions_of(config: BertConfig) -> int:
+    """The directions in which an encoder reads without the words to predict: its class has them; BERT's blocks one, if causal."""
+    return int(getattr(encoder_class(config), "directions", config.causal))
