@@ -120,7 +120,7 @@ class Hparams(StepSettings):
     feature_layers: str | None = setting(
         None,
         help="freeze the encoder, compute the vectors of these layers once, and train a BiLSTM and the head on them: "
-        f"{', '.join(LAYERS)}, or numbers such as 9 or 9,10,11,12 (0 is the embeddings)",
+        f"{', '.join(LAYERS)}, or numbers such as 9 or 9,10,11,12 (0 is the embeddings), or 0+1+2 for their weighted sum",
     )
     lstm_layers: int = setting(
         2, help="BiLSTM layers on --feature-layers; 0 trains only the head", at_least=0, at_most=100

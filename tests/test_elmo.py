@@ -5,10 +5,21 @@ import json
 
 import h5py
 import numpy as np
+import pretrainings
 import pytest
+import runs
+import small_tasks
 
+import bert_keras as bk
+from bert_keras import checkpoints
+from bert_keras.checkpoints.weights import named_variables
+from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
+from bert_keras.features import ENCODER_INPUTS
 from bert_keras.tasks.ancestors import elmo
+from bert_keras.tasks.frozen.extractor import FEATURES, Extractor, Rows, rows_in
+from bert_keras.tasks.pretraining.pretrain import Pretraining, pretrain
+from bert_keras.text.preprocessing import Preprocessor
 
 
 @pytest.fixture(scope="module")
@@ -144,3 +155,129 @@ def as_torch(torch, cell):
         lstm.bias_hh_l0.zero_()
         lstm.weight_hr_l0.copy_(torch.tensor(projection.T))
     return lstm
+
+
+# -----------------------------------------------------------------------------------------------------------
+# The encoder: ELMo in the tasks, and its training
+
+SENTENCES = ["good film , sapphires", "Z\u00fcrich"]
+ROWS = [["<S>", "good", "film", ",", "sapphires", "</S>"], ["<S>", "Z\u00fcrich", "</S>"]]
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """The two files of a small biLM, its model, and the checkpoint that `convert` makes of it."""
+    folder = tmp_path_factory.mktemp("elmo")
+    model = filled(SMALL)
+    elmo.write(model, folder / "published")
+    assert runs.command(["convert", "--from", folder / "published", "--to", folder / "made"]) == 0
+    return folder, model
+
+
+def test_published_files_become_a_checkpoint_for_tasks_and_come_back(published):
+    folder, model = published
+    encoder = checkpoints.load_encoder(folder / "made", fresh=("pooler",))
+    assert isinstance(encoder, elmo.ElmoEncoder) and elmo.bilm_config(encoder.config) == SMALL
+    assert elmo.encoder_config(SMALL, vocab_size=5) == encoder.config
+    found = {name: tuple(one.shape) for name, one in named_variables(encoder, {}).items()}
+    assert found == elmo.ElmoEncoder.shapes(encoder.config)
+    back = folder / "back"
+    assert runs.command(["convert", "--from", folder / "made", "--to", back, "--format", "elmo"]) == 0
+    assert json.loads((back / "options.json").read_text()) == json.loads(
+        (folder / "published" / "options.json").read_text()
+    )
+    for one, other in zip(model.weights, elmo.read(back).weights, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+    with pytest.raises(BertKerasError, match="its encoder is bert; wanted elmo"):
+        elmo.write_checkpoint(checkpoints.Checkpoint(config=BertConfig.named("tiny"), tensors={}), back)
+
+
+def test_frozen_vectors_of_raw_sentences_are_the_bilms_at_each_word_and_mark(published):
+    folder, model = published
+    source = checkpoints.read(folder / "made")
+    preprocess = Preprocessor(checkpoints.tokenizer_of(source), seq_length=10, pad_to_longest=True)
+    features = {name: value.numpy() for name, value in preprocess(SENTENCES).items()}
+    assert set(features["input_word_ids"][0, 1:5]) == {1}  # [UNK]: a vector does not need a word's id
+    extractor = Extractor(source=source, units=Rows(SMALL.max_characters), places=[0, 1, 2], dtype="float32")
+    found = [one["vectors"] for one in extractor([{FEATURES: row} for row in rows_in(features)])]
+    for row, words in zip(found, ROWS, strict=True):
+        layers, _ = model.layers_of(elmo.characters([words[1:-1]], SMALL))
+        wanted = np.stack(layers, axis=2)[0]
+        assert row.shape == wanted.shape == (len(words), 3, 10)
+        np.testing.assert_allclose(row, wanted, atol=1e-6)
+
+
+def test_an_encoder_without_characters_or_of_wrong_settings_is_refused(published):
+    folder, _ = published
+    encoder = checkpoints.load_encoder(folder / "made", fresh=("pooler",))
+    three = {name: np.ones((1, 2), np.int32) for name in ENCODER_INPUTS}
+    with pytest.raises(BertKerasError, match="elmo reads input_characters too"):
+        encoder(three)
+    for change, message in (
+        ({"hidden_size": 9}, "hidden_size is 9"),
+        ({"encoder_settings": {"units": 3}}, "encoder_settings has units, which elmo has not; wanted"),
+        ({"max_characters": 2}, "max_characters is 2"),
+    ):
+        with pytest.raises(BertKerasError, match=message):
+            elmo.bilm_config(dataclasses.replace(encoder.config, **change))
+
+
+TINY = {
+    "hidden_size": 16,
+    "num_layers": 2,
+    "num_heads": 1,
+    "intermediate_size": 24,
+    "max_characters": 8,
+    "encoder_settings": {
+        "character_size": 4,
+        "filter_widths": [1, 2, 3],
+        "filter_counts": [8, 8, 16],
+        "highways": 1,
+    },
+    "softmax_samples": 0,
+    "learning_rate": 1e-2,
+    "steps": 24,
+    "eval_every": 12,
+    "log_every": 6,
+    "seq_length": 24,
+    "held_out_instances": 16,
+}
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    run = tmp_path_factory.mktemp("elmo") / "run"
+    held_out = pretrainings.documents(6, seed=5)
+    return run, pretrainings.train(run, "elmo", changes=TINY, held_out=held_out)
+
+
+def test_the_recipe_beats_unigrams_and_resumes_to_the_bit(pretrained, tmp_path):
+    run, results = pretrained
+    measures, baselines = results["measures"], results["majority_baselines"]
+    assert measures["held_out_next_words_perplexity"] < baselines["next_words_perplexity"]
+
+    def stop(line):
+        if line.startswith("step 12, held out"):
+            raise KeyboardInterrupt
+
+    again = Pretraining(
+        **pretrainings.given("elmo", changes=TINY, held_out=pretrainings.documents(6, seed=5))
+    )
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(again, tmp_path / "run", save_every=6, log=stop, verbose=0)
+    pretrain(again, tmp_path / "run", save_every=6, log=lambda line: None, verbose=0)
+    one, other = checkpoints.read(run).tensors, checkpoints.read(tmp_path / "run").tensors
+    assert {*one} == {*other} and any(name.startswith("next_words/") for name in one)
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name])
+
+
+def test_its_frozen_vectors_tag_entities_and_an_export_answers_raw_sentences(pretrained, tmp_path):
+    data = small_tasks.write_entities(tmp_path / "data", count=8)
+    flags = "--feature-layers 0+1+2 --lstm-layers 1 --lstm-units 4 --epochs 1 --seq-length 24"
+    train = ["finetune", "--task", "conll2003", "--data", data, "--checkpoint", pretrained[0], *flags.split()]
+    assert runs.command([*train, "--output", tmp_path / "run"]) == 0
+    answers = bk.load(tmp_path / "run").predict(["a sapphire actor"])
+    export = ["export", "--run", tmp_path / "run", "--output", tmp_path / "served"]
+    assert runs.command([str(one) for one in export]) == 0
+    assert len(answers) == 1

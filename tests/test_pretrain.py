@@ -52,7 +52,7 @@ LABELS = {"bert": ("is_next", "not_next"), "albert": ("in_order", "swapped")}
 # All of them at length, and one shortly.
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("name", "steps"), [("bert", 40)] + [pytest.param(name, 200, marks=pytest.mark.slow) for name in RECIPES]
+    ("name", "steps"), [("bert", 40)] + [pytest.param(name, 200, marks=pytest.mark.slow) for name in MADE]
 )
 def test_recipe_learns_and_is_fine_tuned(name, steps, tmp_path):
     run = tmp_path / "run"
@@ -116,6 +116,7 @@ def test_recipes_are_the_papers():
         "roberta": (8192, 500_000, 24_000, 6e-4, "adamw"),
         "albert": (4096, 125_000, 3_125, 1.76e-3, "lamb"),
         "electra": (128, 1_000_000, 10_000, 5e-4, "adamw"),
+        "elmo": (60, 1_000_000, 10_000, 1e-3, "adamw"),
     }
     bert = RECIPES["bert"]
     asked = [bert.masking(length).max_predictions for length, _ in bert.hparams.phases]

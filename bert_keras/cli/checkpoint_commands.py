@@ -33,7 +33,12 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
     add(
         "--format",
         default="hugging-face",
-        help="hugging-face, google, keras-hub or model-garden (default: hugging-face)",
+        help="hugging-face, google, keras-hub or model-garden (default: hugging-face); or elmo, options.json and weights.hdf5",
+    )
+    add(
+        "--vocab",
+        **PATH,
+        help="from elmo: a vocab.txt of words for ids; without it each word has the id of [UNK], and a vector by its characters",
     )
     add(
         "--check",
@@ -47,7 +52,11 @@ def _run_convert(args: argparse.Namespace) -> None:
     from bert_keras.checkpoints.hugging_face import TOP
     from bert_keras.io.folders import check_folder
     from bert_keras.io.paths import to_path
+    from bert_keras.model.encoders import ORIGINALS, original_in
 
+    if args.format in ORIGINALS or original_in(args.source):
+        _convert_original(args)
+        return
     checkpoints.format_named(args.format)
     check_folder(to_path(args.target))
     checkpoints.check_there(args.source)
@@ -75,6 +84,26 @@ def _run_convert(args: argparse.Namespace) -> None:
             rows,
             title=f"{os.fspath(path)}: this package and the library of {compared}",
         )
+
+
+def _convert_original(args: argparse.Namespace) -> None:
+    """From the files of an ancestor's own library, or to them."""
+    from bert_keras import checkpoints
+    from bert_keras.model.encoders import original, original_in
+    from bert_keras.text.vocabulary import Vocabulary, read_vocabulary
+    from bert_keras.text.wordpiece import BERT_TOKENS
+
+    if given := original_in(args.source):
+        marks = Vocabulary(tokens=(*BERT_TOKENS.values(),), lower_case=False)
+        words = marks if args.vocab is None else read_vocabulary(args.vocab)
+        checkpoint, left = original(given).read_checkpoint(args.source, words), []
+        checkpoints.write(checkpoint, args.target, format=args.format)
+    else:
+        checkpoint = checkpoints.read(args.source)
+        given, left = checkpoint.format, original(args.format).write_checkpoint(checkpoint, args.target)
+    print(f"{given} -> {args.format}: {len(checkpoint.tensors) - len(left)} tensors in {args.target}")
+    if left:
+        print(f"left out: {', '.join(left)}")
 
 
 def _add_models(parser: argparse.ArgumentParser) -> None:

@@ -35,13 +35,13 @@ MAX_DIGITS = 4  # of a layer's number
 
 
 def _numbers(layers: str) -> tuple[int, ...]:
-    """The numbers in "9" or "9,10,11,12". Raises BertKerasError for anything else."""
-    parts = layers.split(",") if isinstance(layers, str) else []
+    """The numbers in "9", "9,10,11,12" or "0+1+2". Raises BertKerasError for anything else."""
+    parts = layers.split("+" if is_mixed(layers) else ",") if isinstance(layers, str) else []
     good = all(part.isascii() and part.isdecimal() and len(part) <= MAX_DIGITS for part in parts)
     if not parts or not good or len({*map(int, parts)}) < len(parts):
         raise BertKerasError(
             f"layers is {layers!r}; give one of {', '.join(LAYERS)}, or different numbers of layers such as 9 or 9,10,11,12 "
-            "(0 is the embeddings)."
+            "(0 is the embeddings), or 0+1+2 for their weighted sum."
         )
     return tuple(map(int, parts))
 
@@ -54,13 +54,13 @@ def check_layers(layers: str) -> None:
 
 def is_mixed(layers: str) -> bool:
     """True for a weighted sum with learned weights; other layers are concatenated."""
-    return layers in LAYERS and LAYERS[layers].mixed
+    return LAYERS[layers].mixed if layers in LAYERS else "+" in str(layers)
 
 
 def places_of(layers: str, *, num_layers: int) -> tuple[int, ...]:
     """The indices of the chosen layers among an encoder's outputs: 0 is the embeddings, n is block n.
 
-    layers: a row of LAYERS, or numbers, such as "9" or "9,10,11,12"
+    layers: a row of LAYERS, or numbers, such as "9", "9,10,11,12" or "0+1+2", ELMo's weighted sum (Peters et al. 2018, eq. 1)
 
     Raises BertKerasError for an unknown name, and for an encoder with too few blocks.
     """

@@ -7,6 +7,7 @@ returns the outputs. An ancestor's `shapes(config)` tells the names and shapes o
 """
 
 import importlib
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,23 @@ from bert_keras.errors import BertKerasError
 ENCODERS = {
     BERT: ("bert_keras.model.encoder", "BertEncoder"),
     "awd-lstm": ("bert_keras.tasks.ancestors.awd_lstm", "AwdLstmEncoder"),
+    "elmo": ("bert_keras.tasks.ancestors.elmo", "ElmoEncoder"),
 }
+
+# Models of ancestors as their own libraries publish them: format -> a file that its folders have, and the module with
+# `read_checkpoint` and `write_checkpoint`.
+ORIGINALS = {"elmo": ("options.json", "bert_keras.tasks.ancestors.elmo")}
+
+
+def original_in(path: Any) -> str | None:
+    """The format of ORIGINALS of a folder; None for another path."""
+    folder = pathlib.Path(path)
+    return next((name for name, (file, _) in ORIGINALS.items() if (folder / file).is_file()), None)
+
+
+def original(name: str) -> Any:
+    """The module of a format of ORIGINALS."""
+    return importlib.import_module(ORIGINALS[name][1])
 
 
 def encoder_class(config: BertConfig) -> Any:

@@ -38,21 +38,28 @@ Features = dict[str, tf.Tensor]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Pieces:
-    """The facts about a vocabulary that masking needs.
+    """The facts about a vocabulary that the objectives need.
 
     special: the ids that are never predicted, [UNK] included; the original also predicts [UNK].
     continues: bool [V], tokens that continue a word.
     real: int32 [R], ids that can occur in text: no special tokens, no [unused7].
+    texts: the bytes of each token in a text.
     """
 
     special: SpecialTokens
     continues: np.ndarray
     real: np.ndarray
+    texts: tuple[bytes, ...] = ()
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Pieces:
         """The facts about a tokenizer's vocabulary."""
-        return cls(special=tokenizer.special, continues=tokenizer.continues, real=tokenizer.real)
+        return cls(
+            special=tokenizer.special,
+            continues=tokenizer.continues,
+            real=tokenizer.real,
+            texts=tokenizer.texts,
+        )
 
     @property
     def is_special(self) -> np.ndarray:

@@ -5,8 +5,12 @@
 The ids are those of allenai/bilm-tf (UnicodeCharsVocabulary), plus 1: 0 is a place without a word.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import tensorflow as tf
+
+from bert_keras.text.tokenizer import SpecialTokens
 
 # After the 256 bytes; a row of a word is its start, its bytes, its end, and padding up to C.
 SENTENCE_START, SENTENCE_END, WORD_START, WORD_END, CHARACTER_PADDING = 256, 257, 258, 259, 260
@@ -27,3 +31,19 @@ def spell(words: tf.Tensor, size: int) -> tf.Tensor:
 def spell_mark(mark: int, size: int) -> np.ndarray:
     """The row of a mark around a sentence, int32 [C]. mark: SENTENCE_START or SENTENCE_END."""
     return np.array([WORD_START, mark, WORD_END] + [CHARACTER_PADDING] * (size - 3), np.int32) + 1
+
+
+def spell_vocabulary(texts: Sequence[bytes], special: SpecialTokens, size: int) -> np.ndarray:
+    """The characters of each word by its id: int32 [V, C]. texts: `Pieces.texts`.
+
+    The start and the end of a row read as the marks of a sentence, and padding as no word.
+    """
+    with tf.init_scope():
+        table: np.ndarray = spell(tf.constant([text.strip() for text in texts]), size).numpy()
+    for id_, row in (
+        (special.padding, 0),
+        (special.start, spell_mark(SENTENCE_START, size)),
+        (special.end, spell_mark(SENTENCE_END, size)),
+    ):
+        table[id_] = row
+    return table

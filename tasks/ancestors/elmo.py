@@ -21,17 +21,32 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
+from bert_keras.checkpoints.checkpoint import Checkpoint
 from bert_keras.checkpoints.tensorflow_classes import open_h5
-from bert_keras.checkpoints.weights import refuse_not_finite
+from bert_keras.checkpoints.weights import refuse_not_finite, weights_of
+from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError
-from bert_keras.fields import Checked, setting
+from bert_keras.features import INPUT_CHARACTERS
+from bert_keras.fields import Checked, names_of, setting
 from bert_keras.io.files import write_json
 from bert_keras.io.folders import atomic_folder
 from bert_keras.io.json_files import read_object
+from bert_keras.tasks.ancestors.encoder import AncestorEncoder, Shapes
 from bert_keras.text.spelling import SENTENCE_END, SENTENCE_START, spell, spell_mark
+from bert_keras.text.vocabulary import Vocabulary
 
 CHARACTERS = 261  # rows of `char_embed` in a file, which has none for id 0
 ACTIVATIONS = ("relu", "tanh")
+
+
+# The fields of BertConfig that every ELMo has, and those that a size of the biLM stands in.
+ELMO: dict[str, Any] = {"encoder": "elmo", "num_heads": 1, "type_vocab_size": 0, "max_positions": 8_192}
+OF_CONFIG = {
+    "layers": "num_layers",
+    "units": "intermediate_size",
+    "max_characters": "max_characters",
+    "dropout": "hidden_dropout",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,6 +65,9 @@ class BiLMConfig(Checked):
     cell_clip: float | None = setting(3.0, help="bound of a cell's numbers", over=0)
     projection_clip: float | None = setting(3.0, help="bound of an LSTM's output", over=0)
     residual: bool = setting(True, help="add the input of an LSTM to its output, from the second on")
+    dropout: float = setting(
+        0.0, help="of the inputs of each LSTM and of the last output, in training", at_least=0, below=1
+    )
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -78,7 +96,8 @@ class CharacterCNN(keras.layers.Layer):
     def __init__(self, config: BiLMConfig, *, name: str = "character_cnn", dtype: Any = None) -> None:
         super().__init__(name=name, dtype=dtype)
         self.config, width = config, sum(config.filter_counts)
-        self.embedding = keras.layers.Embedding(CHARACTERS, config.character_size, name="char_embed")
+        wide = keras.initializers.RandomUniform(-1.0, 1.0)  # allenai/bilm-tf training.py
+        self.embedding = keras.layers.Embedding(CHARACTERS, config.character_size, wide, name="char_embed")
         self.filters = [
             keras.layers.Conv1D(count, size, activation=config.activation, name=f"cnn_{i}")
             for i, (size, count) in enumerate(zip(config.filter_widths, config.filter_counts, strict=True))
@@ -118,7 +137,10 @@ class CharacterCNN(keras.layers.Layer):
 
 
 class ProjectedLSTMCell(keras.layers.Layer):
-    """An LSTM whose output is projected and clipped: float32 [B, D] and its state -> [B, P] (Sak et al. 2014)."""
+    """An LSTM whose output is projected and clipped: gates float32 [B, 4 U] and its state -> [B, P] (Sak et al. 2014).
+
+    The gates are the part that the input decides: `gates` computes them for all words at once, before the words take their turns.
+    """
 
     def __init__(self, config: BiLMConfig, *, name: str = "cell", dtype: Any = None) -> None:
         super().__init__(name=name, dtype=dtype)
@@ -133,9 +155,13 @@ class ProjectedLSTMCell(keras.layers.Layer):
         self.projection = self.add_weight(shape=(units, out), name="projection")
         self.built = True
 
-    def call(self, inputs: Any, states: Any, training: bool = False) -> tuple[Any, list[Any]]:
+    def gates(self, inputs: Any) -> Any:
+        """Float32 [B, N, D] -> [B, N, 4 U]."""
+        return ops.matmul(inputs, self.kernel[: inputs.shape[-1]]) + self.bias
+
+    def call(self, gates: Any, states: Any, training: bool = False) -> tuple[Any, list[Any]]:
         before, cell = states
-        gates = ops.matmul(ops.concatenate([inputs, before], axis=-1), self.kernel) + self.bias
+        gates += ops.matmul(before, self.kernel[-self.config.projection :])
         i, j, f, o = ops.split(gates, 4, axis=-1)
         cell = ops.sigmoid(f + 1) * cell + ops.sigmoid(i) * ops.tanh(j)
         cell = _clipped(cell, self.config.cell_clip)
@@ -158,6 +184,7 @@ class BiLM(keras.Model):
         super().__init__(name=name, dtype=dtype)
         self.config = config
         self.words = CharacterCNN(config, dtype=dtype)
+        self.dropout = keras.layers.Dropout(config.dropout, name="dropout", dtype=dtype)
         self.lstms = {
             side: [
                 keras.layers.RNN(
@@ -172,13 +199,24 @@ class BiLM(keras.Model):
             for side in ("left", "right")
         }
 
+    @property
+    def parts(self) -> list[Any]:
+        """The layers with variables, from below."""
+        return [self.words, *self.lstms["left"], *self.lstms["right"]]
+
     def build(self, input_shape: Any = None) -> None:
-        self.words.build(None)
-        for lstm in (*self.lstms["left"], *self.lstms["right"]):
-            lstm.build((None, None, self.config.projection))
+        for part in self.parts:
+            part.build((None, None, self.config.projection))
         self.built = True
 
     def call(self, characters: Any, states: Sequence[Any] | None = None) -> tuple[Any, list[Any]]:
+        layers, after = self.layers_of(characters, states)
+        return ops.stack(layers, axis=1)[:, :, 1:-1], after
+
+    def layers_of(
+        self, characters: Any, states: Sequence[Any] | None = None, *, training: bool = False
+    ) -> tuple[list[Any], list[Any]]:
+        """As `call`, but L + 1 layers float32 [B, N + 2, 2 P], with the outputs of `<S>` and `</S>`."""
         mask = ops.any(characters > 0, axis=-1)
         vectors = self.words(characters)
         given = iter(states or [None] * 2 * self.config.layers)
@@ -186,14 +224,69 @@ class BiLM(keras.Model):
         for side in ("left", "right"):
             x, outputs = vectors, [vectors]
             for i, lstm in enumerate(self.lstms[side]):
-                output, *state = lstm(x, mask=mask, initial_state=next(given))
+                x = self.dropout(x, training=training)
+                output, *state = lstm(lstm.cell.gates(x), mask=mask, initial_state=next(given))
                 if side == "right":
                     output = ops.flip(output, axis=1)
                 x = output + x if self.config.residual and i else output
                 outputs.append(x)
                 after.append(state)
-            sides.append(ops.stack(outputs, axis=1))
-        return ops.concatenate(sides, axis=-1)[:, :, 1:-1], after
+            sides.append([*outputs[:-1], self.dropout(x, training=training)])
+        return [ops.concatenate(pair, axis=-1) for pair in zip(*sides, strict=True)], after
+
+
+class ElmoEncoder(AncestorEncoder):
+    """ELMo as an encoder: the biLM's layers at every position of a row, [CLS] and [SEP] included.
+
+    hidden_size is 2 P, num_layers the LSTMs of a direction, intermediate_size their units, hidden_dropout that before and after
+    each LSTM, and encoder_settings has the other fields of BiLMConfig. [CLS] reads as `<S>` and [SEP] as `</S>`.
+
+    The states are zeros before each row. The original's are those after the batch before, in training and where it computes
+    vectors; here the batch of a step depends on the seed and the step alone, and a vector on its row.
+    """
+
+    directions = 2
+
+    def make(self, config: BertConfig) -> list[Any]:
+        self.bilm = BiLM(bilm_config(config), dtype=self.dtype_policy)
+        self.bilm.build()
+        return self.bilm.parts
+
+    def states(self, features: Mapping[str, Any], training: bool = False) -> list[Any]:
+        if INPUT_CHARACTERS not in features:
+            raise BertKerasError(
+                f"the inputs are {', '.join(features)}, and elmo reads {INPUT_CHARACTERS} too, the bytes of each word; take the "
+                "preprocessor of its checkpoint."
+            )
+        return self.bilm.layers_of(features[INPUT_CHARACTERS], training=training)[0]
+
+    @classmethod
+    def layer_shapes(cls, config: BertConfig) -> Shapes:
+        return {ours: shape for ours, (_, shape, _) in _rows(bilm_config(config)).items()}
+
+
+def bilm_config(config: BertConfig) -> BiLMConfig:
+    """The sizes of the biLM of a configuration. Raises BertKerasError for a setting or a size that no biLM has."""
+    given, known = config.encoder_settings or {}, {*names_of(BiLMConfig)} - {*OF_CONFIG, "projection"}
+    if wrong := sorted({*given} - known):
+        raise BertKerasError(
+            f"encoder_settings has {wrong[0]}, which elmo has not; wanted {', '.join(sorted(known))}."
+        )
+    if config.hidden_size % 2:
+        raise BertKerasError(
+            f"hidden_size is {config.hidden_size}; each direction of elmo has half of it: make it even."
+        )
+    sizes = {name: getattr(config, theirs) for name, theirs in OF_CONFIG.items()}
+    return BiLMConfig(**given, **sizes, projection=config.hidden_size // 2)
+
+
+def encoder_config(config: BiLMConfig, *, vocab_size: int) -> BertConfig:
+    """The inverse of `bilm_config`."""
+    sizes = {theirs: getattr(config, name) for name, theirs in OF_CONFIG.items()}
+    given = {name: value for name, value in dataclasses.asdict(config).items() if name not in OF_CONFIG}
+    hidden_size = 2 * given.pop("projection")
+    given = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+    return BertConfig(vocab_size=vocab_size, hidden_size=hidden_size, encoder_settings=given, **ELMO, **sizes)
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -217,10 +310,48 @@ def read(folder: str | pathlib.Path) -> BiLM:
 
     Raises MissingFileError, and BertKerasError for a file that is damaged, or for sizes and weights that do not fit.
     """
-    folder = pathlib.Path(folder)
+    config, tensors = _read_tensors(pathlib.Path(folder))
+    model = BiLM(config)
+    model.build()
+    for name, variable in _variables(model).items():
+        variable.assign(tensors[name])
+    return model
+
+
+def read_checkpoint(folder: str | pathlib.Path, vocabulary: Vocabulary) -> Checkpoint:
+    """The same files as a checkpoint for tasks, whose encoder is an ElmoEncoder. Raises the errors of `read`.
+
+    vocabulary: of whole words; words that it lacks have vectors too, by their characters
+    """
+    config, tensors = _read_tensors(pathlib.Path(folder))
+    made = encoder_config(config, vocab_size=len(vocabulary.tokens or ()))
+    return Checkpoint(config=made, tensors=tensors, vocabulary=vocabulary, format="elmo", path=str(folder))
+
+
+def write(model: BiLM, folder: str | pathlib.Path) -> None:
+    """Writes options.json and weights.hdf5, as `read` and bilm-tf read them. Raises TakenError for a folder with files."""
+    tensors = {name: variable.numpy() for name, variable in _variables(model).items()}
+    _write_tensors(model.config, tensors, pathlib.Path(folder))
+
+
+def write_checkpoint(checkpoint: Checkpoint, folder: str | pathlib.Path) -> list[str]:
+    """As `write`, for a checkpoint of an ElmoEncoder; returns the weights that the files have no place for.
+
+    Raises BertKerasError for a checkpoint of another encoder.
+    """
+    if checkpoint.config.encoder != ELMO["encoder"]:
+        raise BertKerasError(f"{checkpoint.prefix}its encoder is {checkpoint.config.encoder}; wanted elmo.")
+    config = bilm_config(checkpoint.config)
+    _write_tensors(config, checkpoint.tensors, pathlib.Path(folder))
+    return sorted({*checkpoint.tensors} - {*_rows(config)})
+
+
+def _read_tensors(folder: pathlib.Path) -> tuple[BiLMConfig, dict[str, np.ndarray]]:
+    """The sizes, and our name -> array. Both files are checked before an array is read."""
     config = _read_options(folder / OPTIONS)
+    rows = _rows(config)
+    wanted = {theirs: shape for theirs, _, shape in rows.values()}
     with open_h5(_weights_in(folder)) as (shapes, get):
-        wanted = _names(config)
         if lacking := sorted(wanted.keys() - shapes.keys()):
             raise BertKerasError(
                 f"{folder} has no {lacking[0]}, which {OPTIONS} asks for; give the two files of one model."
@@ -230,24 +361,21 @@ def read(folder: str | pathlib.Path) -> BiLM:
                 f"{wrong[0]} of {folder} is {shapes[wrong[0]]}, and {OPTIONS} asks for {wanted[wrong[0]]}; give the two files of "
                 "one model."
             )
-        tensors = {name: np.asarray(get(name), np.float32) for name in wanted}
+        tensors = {
+            ours: np.asarray(get(theirs), np.float32).reshape(shape)
+            for ours, (theirs, shape, _) in rows.items()
+        }
     for name, tensor in tensors.items():
-        refuse_not_finite(tensor, named=f"{folder}: {name}")
-    model = BiLM(config)
-    model.build()
-    for name, variable in _variables(model).items():
-        variable.assign(tensors[name].reshape(variable.shape))
-    return model
+        refuse_not_finite(tensor, named=f"{folder}: {rows[name][0]}")
+    return config, tensors
 
 
-def write(model: BiLM, folder: str | pathlib.Path) -> None:
-    """Writes options.json and weights.hdf5, as `read` and bilm-tf read them. Raises TakenError for a folder with files."""
-    config, shapes = model.config, _names(model.config)
-    with atomic_folder(pathlib.Path(folder)) as made:
+def _write_tensors(config: BiLMConfig, tensors: Mapping[str, np.ndarray], folder: pathlib.Path) -> None:
+    with atomic_folder(folder) as made:
         write_json(made / OPTIONS, _options(config))
         with h5py.File(made / WEIGHTS, "w") as file:
-            for name, variable in _variables(model).items():
-                file[name] = variable.numpy().reshape(shapes[name])
+            for ours, (theirs, _, shape) in _rows(config).items():
+                file[theirs] = np.asarray(tensors[ours], np.float32).reshape(shape)
 
 
 def _weights_in(folder: pathlib.Path) -> pathlib.Path:
@@ -295,39 +423,38 @@ def _options(config: BiLMConfig) -> dict[str, Any]:
 
 
 def _variables(model: BiLM) -> dict[str, Any]:
-    """The variables by their names in a file."""
-    words = model.words
-    found = {"char_embed": words.embedding.embeddings}
-    for i, one in enumerate(words.filters):
-        found |= {f"CNN/W_cnn_{i}": one.kernel, f"CNN/b_cnn_{i}": one.bias}
-    for i, (carry, transform) in enumerate(zip(words.carries, words.transforms, strict=True)):
-        for name, one in (("carry", carry), ("transform", transform)):
-            found |= {f"CNN_high_{i}/W_{name}": one.kernel, f"CNN_high_{i}/b_{name}": one.bias}
-    found |= {"CNN_proj/W_proj": words.projection.kernel, "CNN_proj/b_proj": words.projection.bias}
-    for side, name in enumerate(("left", "right")):
-        for i, lstm in enumerate(model.lstms[name]):
-            at = f"RNN_{side}/RNN/MultiRNNCell/Cell{i}/LSTMCell"
-            cell = lstm.cell
-            found |= {f"{at}/W_0": cell.kernel, f"{at}/B": cell.bias, f"{at}/W_P_0": cell.projection}
-    return found
+    """Our name -> variable."""
+    return {name: one for part in model.parts for name, one in weights_of(part, part.name).items()}
 
 
-def _names(config: BiLMConfig) -> dict[str, tuple[int, ...]]:
-    """The shapes in a file, by name, without the variables: a file cannot make a model larger than itself."""
-    width, size, out = sum(config.filter_counts), config.character_size, config.projection
-    shapes: dict[str, tuple[int, ...]] = {"char_embed": (CHARACTERS, size)}
+def _rows(config: BiLMConfig) -> dict[str, tuple[str, tuple[int, ...], tuple[int, ...]]]:
+    """Our name -> the name in a file, our shape, and the shape in a file. A file cannot make a model larger than itself."""
+    width, size, out, units = (
+        sum(config.filter_counts),
+        config.character_size,
+        config.projection,
+        config.units,
+    )
+    shapes: dict[str, tuple[str, tuple[int, ...]]] = {
+        "char_embed/embeddings": ("char_embed", (CHARACTERS, size))
+    }
     for i, (reach, count) in enumerate(zip(config.filter_widths, config.filter_counts, strict=True)):
-        shapes |= {f"CNN/W_cnn_{i}": (1, reach, size, count), f"CNN/b_cnn_{i}": (count,)}
+        shapes[f"cnn_{i}/kernel"] = (f"CNN/W_cnn_{i}", (1, reach, size, count))
+        shapes[f"cnn_{i}/bias"] = (f"CNN/b_cnn_{i}", (count,))
     for i in range(config.highways):
         for name in ("carry", "transform"):
-            shapes |= {f"CNN_high_{i}/W_{name}": (width, width), f"CNN_high_{i}/b_{name}": (width,)}
-    shapes |= {"CNN_proj/W_proj": (width, out), "CNN_proj/b_proj": (out,)}
-    for side in (0, 1):
+            shapes[f"{name}_{i}/kernel"] = (f"CNN_high_{i}/W_{name}", (width, width))
+            shapes[f"{name}_{i}/bias"] = (f"CNN_high_{i}/b_{name}", (width,))
+    shapes |= {
+        "projection/kernel": ("CNN_proj/W_proj", (width, out)),
+        "projection/bias": ("CNN_proj/b_proj", (out,)),
+    }
+    shapes = {f"character_cnn/{ours}": row for ours, row in shapes.items()}
+    for side, name in enumerate(("left", "right")):
         for i in range(config.layers):
-            at = f"RNN_{side}/RNN/MultiRNNCell/Cell{i}/LSTMCell"
-            shapes |= {
-                f"{at}/W_0": (2 * out, 4 * config.units),
-                f"{at}/B": (4 * config.units,),
-                f"{at}/W_P_0": (config.units, out),
-            }
-    return shapes
+            cell, theirs = f"from_the_{name}_{i}/cell", f"RNN_{side}/RNN/MultiRNNCell/Cell{i}/LSTMCell"
+            shapes[f"{cell}/kernel"] = (f"{theirs}/W_0", (2 * out, 4 * units))
+            shapes[f"{cell}/bias"] = (f"{theirs}/B", (4 * units,))
+            shapes[f"{cell}/projection"] = (f"{theirs}/W_P_0", (units, out))
+    # A filter of text is an image's of height 1 there.
+    return {ours: (name, shape[-3:], shape) for ours, (name, shape) in shapes.items()}

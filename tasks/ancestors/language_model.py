@@ -21,6 +21,7 @@ from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.features import (
     ALL_ROWS,
+    INPUT_CHARACTERS,
     INPUT_MASK,
     INPUT_WORD_IDS,
     MASKED_LM_IDS,
@@ -148,6 +149,8 @@ class NextWords(Objective):
     """Predicts each next word and, where `directions` is 2, each word before (Peters et al. 2018, sec. 3.1).
 
     directions: of the encoder: 1, or 2 where each half of its states has one
+    max_characters: of an encoder that reads characters: each word's are looked up by its id, and [UNK] is read as "[UNK]"
+    pieces: the words of the vocabulary, for an encoder that reads their characters
     softmax_samples, tied_softmax: see NextWordsHead
 
     Labels are ids [B, N], where N is `directions` * (S - 1): first those after the positions 0 .. S - 2, then those before the
@@ -159,6 +162,8 @@ class NextWords(Objective):
     perplexity: ClassVar[bool] = True
 
     directions: int = 1
+    max_characters: int = 0
+    pieces: Any = None
     softmax_samples: int = 0
     tied_softmax: bool = False
 
@@ -171,7 +176,13 @@ class NextWords(Objective):
         yield from ()
 
     def label(self, features: Features, *, seed: Any, worker_rows: WorkerRows = ALL_ROWS) -> Labelled:
-        """Features -> the same, labels int32 [B, N], weights float32 [B, N], 0 at padding."""
+        """Features -> the same, with characters where the encoder reads them; labels int32 [B, N], weights float32 [B, N]."""
+        if self.max_characters:
+            from bert_keras.text.spelling import spell_vocabulary
+
+            table = spell_vocabulary(self.pieces.texts, self.pieces.special, self.max_characters)
+            spelled = ops.take(table, features[INPUT_WORD_IDS], axis=0)
+            features = {**features, INPUT_CHARACTERS: spelled * features[INPUT_MASK][..., None]}
         real = ops.cast(features[INPUT_MASK][:, 1:], "float32")
         weights = ops.concatenate([real] * self.directions, axis=1)
         return features, self._words(features) * ops.cast(weights, "int32"), weights
