@@ -66,6 +66,15 @@ _DISTILBERT = {
     "pooler_activation": "relu",
     "classifier_dropout": 0.2,
 }
+# Radford et al. 2018, sec. 4.1; the tanh gelu, the epsilon and the vocabulary: openai/finetune-transformer-lm train.py.
+_GPT = {
+    "vocab_size": 40478,
+    "type_vocab_size": 0,
+    "causal": True,
+    "embedding_norm": False,
+    "plain_heads": True,
+    "norm_epsilon": 1e-5,
+}
 # The published variants, as the fields that differ from BERT base; for ELECTRA, the fields of the discriminator.
 # ALBERT's: Lan et al. 2020, sec. 3.2.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -79,6 +88,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "roberta-base": _ROBERTA | _shape(*SIZES["base"]),
     "roberta-large": _ROBERTA | _shape(*SIZES["large"]),
     "distilbert-base": _DISTILBERT | _shape(*SIZES["L-6_H-768"]),
+    "openai-gpt": _GPT | _shape(*SIZES["base"]),
 }
 
 
@@ -146,6 +156,12 @@ class BertConfig(Checked):
     embedding_norm: bool = setting(
         True, help="norm the sum of the embeddings; GPT and the first Transformer do not"
     )
+    # Radford et al. 2018, sec. 3.1 and 3.2: one matrix stands between the states and the labels, and only the embeddings stand
+    # between the states and the next word.
+    plain_heads: bool = setting(
+        False,
+        help="heads read the states: no pooler, and only the embeddings in a language model's head, as in GPT",
+    )
     scale_embeddings: bool = setting(
         False, help="multiply word embeddings by the root of their width, as the first Transformer does"
     )
@@ -173,6 +189,11 @@ class BertConfig(Checked):
         if self.position_offset >= self.max_positions:
             raise BertKerasError(
                 f"position_offset is {shortened(self.position_offset)}; it must be below max_positions, {self.max_positions}."
+            )
+        if self.plain_heads and self.embedding_width != self.hidden_size:
+            raise BertKerasError(
+                f"embedding_size is {self.embedding_size} with plain_heads, whose product with the embeddings needs the hidden "
+                f"size, {self.hidden_size}; leave one of the two out."
             )
         if self.encoder == BERT and (self.num_layers == 0 or self.encoder_settings or self.max_characters):
             raise BertKerasError(

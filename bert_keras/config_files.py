@@ -33,6 +33,8 @@ class Form:
     shifts: dict[str, int] = dataclasses.field(default_factory=dict)
     # our field -> the value that every file of this form implies
     means: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # our field -> another field and the factor by which every model of this form is larger
+    multiples: dict[str, tuple[str, int]] = dataclasses.field(default_factory=dict)
     # True if the form also projects embeddings as wide as the hidden states; our encoder does not
     projects: bool = False
 
@@ -43,12 +45,15 @@ class Form:
         """
         factorised = ours["embedding_size"] not in (None, ours["hidden_size"])
         ours = dict(ours) if factorised else {**ours, "embedding_size": None}
-        unsaid = {**defaults, **self.means}
+        unsaid = {**defaults, **self.means, **self._multiplied(ours)}
         return (
             (factorised or not self.projects)
             and all(ours[self.keys[key]] >= least for key, least in (self.shifts | self.least).items())
             and all(ours[name] == unsaid[name] for name in set(ours) - set(self.keys.values()))
         )
+
+    def _multiplied(self, ours: Mapping[str, Any]) -> dict[str, int]:
+        return {name: ours[other] * factor for name, (other, factor) in self.multiples.items()}
 
     def read(self, fields: Mapping[str, Any], *, strict: bool = False) -> dict[str, Any]:
         """The contents of a file -> our fields.
@@ -101,6 +106,8 @@ class Form:
                     "embeddings of that width, which is not supported: wanted another embedding_size."
                 )
             ours["embedding_size"] = None
+        if all(is_integer(ours[other]) for other, _ in self.multiples.values()):
+            ours |= self._multiplied(ours)
         return ours
 
     @property
@@ -156,6 +163,7 @@ _OURS = {
         "pooler_activation",
         "positions",
         "embedding_norm",
+        "plain_heads",
         "scale_embeddings",
         "encoder",
         "encoder_settings",
@@ -288,6 +296,31 @@ HUGGING_FACE = {
         metadata=_BERT.metadata | {"sinusoidal_pos_embds", "qa_dropout", "tie_weights_"},
         written_as={"seq_classif_dropout": "head_dropout"},
         means={"type_vocab_size": 0, "pooler_activation": "relu"},
+        least={},
+    ),
+    "openai-gpt": dataclasses.replace(
+        _BERT,
+        keys={
+            "vocab_size": "vocab_size",
+            "n_embd": "hidden_size",
+            "n_layer": "num_layers",
+            "n_head": "num_heads",
+            "n_positions": "max_positions",
+            "afn": "activation",
+            "embd_pdrop": "hidden_dropout",
+            "resid_pdrop": "hidden_dropout",  # of a file with two rates, that of the blocks counts
+            "attn_pdrop": "attention_dropout",
+            "initializer_range": "initializer_range",
+            "layer_norm_epsilon": "norm_epsilon",
+        },
+        optional=frozenset(),
+        required=("vocab_size", "n_embd", "n_layer", "n_head"),
+        defaults={"afn": "gelu", "layer_norm_epsilon": 1e-5},
+        activations={"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"},
+        fixed=_FIXED | {"tie_word_embeddings": (True, None)},
+        metadata=_BERT.metadata - {"tie_word_embeddings"} | {"n_ctx", "n_special", "predict_special_tokens"},
+        means={"type_vocab_size": 0, "causal": True, "embedding_norm": False, "plain_heads": True},
+        multiples={"intermediate_size": ("hidden_size", 4)},
         least={},
     ),
     "bert_keras": dataclasses.replace(

@@ -157,6 +157,11 @@ class Hparams(StepSettings):
         at_least=1,
     )
 
+    lm_weight: float = setting(
+        0.0,
+        help="weight of the language model's loss beside the task's, for a GPT; 0.5 in its paper (default: none)",
+        at_least=0,
+    )
     class_weight: str | None = setting(
         None,
         help="factors of the losses of classes: balanced, the number of examples / (classes * examples of the class), or weights "
@@ -173,7 +178,9 @@ class Hparams(StepSettings):
         if self.lora_rank is not None and self.freeze is not None:
             raise wrong_setting(self, "lora_rank", "None if freeze is set")
         if self.freeze is not None:
-            self._want_defaults("layer_decay", "rematerialize", unless="if freeze is set")
+            self._want_defaults("layer_decay", "rematerialize", "lm_weight", unless="if freeze is set")
+        if self.lm_weight:
+            self._want_defaults("micro_batch", unless="if lm_weight is set")
         if self.patience is not None and self.keep == "last":
             raise wrong_setting(self, "patience", 'None if keep is "last"')
         _ = self.class_weights
@@ -184,7 +191,8 @@ class Hparams(StepSettings):
         else:
             check_layers(self.feature_layers)
             self._want_defaults(
-                "lora_rank", "unfreeze", "layer_decay", "rematerialize", unless="if feature_layers is set"
+                *("lora_rank", "unfreeze", "layer_decay", "rematerialize", "lm_weight"),
+                unless="if feature_layers is set",
             )
 
     @property

@@ -31,7 +31,7 @@ COMMON = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "
 DISTILBERT = {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48} | BOTH
 # model_type -> the start of the names of its classes.
 CLASSES = {"albert": "Albert", "electra": "Electra", "roberta": "Roberta", "distilbert": "DistilBert"}
-CLASSES |= {"bert": "Bert"}
+CLASSES |= {"bert": "Bert", "openai-gpt": "OpenAIGPT"}
 ROBERTA = {"type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token_id": 1}
 ROBERTA |= {"bos_token_id": 0, "eos_token_id": 2}
 
@@ -254,12 +254,12 @@ COUNTS = {
     "large": 335_141_888, "albert-base": 11_683_584, "albert-large": 17_683_968,
     "albert-xlarge": 58_724_864, "albert-xxlarge": 222_595_584, "electra-small": 13_483_008,
     "electra-base": 108_891_648, "electra-large": 334_092_288, "roberta-base": 124_645_632,
-    "roberta-large": 355_359_744, "distilbert-base": 66_362_880,
+    "roberta-large": 355_359_744, "distilbert-base": 66_362_880, "openai-gpt": 116_534_784,
 }  # fmt: skip
 
 
 def has_pooler(name: str) -> bool:
-    return not name.startswith(("electra", "distilbert"))
+    return not name.startswith(("electra", "distilbert", "openai-gpt"))
 
 
 def numbers(config: BertConfig, *, pooler: bool) -> int:
@@ -286,7 +286,7 @@ def test_a_named_size_has_as_many_parameters_as_transformers_model(name):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     config = BertConfig.named(name)
-    model_type = name.split("-")[0] if name in VARIANTS else "bert"
+    model_type = config.model_types()[0]
     model = CLASSES[model_type]
     fields = config.to_hugging_face(model_type)
     with torch.device("meta"):

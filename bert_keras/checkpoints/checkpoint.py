@@ -82,12 +82,14 @@ def variable_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
     patterns = {name: shape for name, shape in patterns.items() if left_out.get(name, True)}
     for i in range(blocks):
         patterns |= {name.format(i=i): shape for name, shape in _BLOCK.items()}
-    return _sized(patterns | (BILSTM if config.bilstm else {}) | _POOLER, config)
+    above = (BILSTM if config.bilstm else {}) | ({} if config.plain_heads else _POOLER)
+    return _sized(patterns | above, config)
 
 
 def head_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every variable that a known head may have; 0 stands for any size."""
-    return _sized(_HEADS, config)
+    left_out = "masked_lm/" if config.plain_heads else "-"  # the embeddings are this head
+    return _sized({name: shape for name, shape in _HEADS.items() if not name.startswith(left_out)}, config)
 
 
 def _sized(patterns: Mapping[str, tuple], config: BertConfig) -> dict[str, tuple[int, ...]]:
@@ -312,6 +314,8 @@ class Names:
     only: key of the file's configuration -> the values that these classes may have here
     classes: Hugging Face's classes, as in `Checkpoint.architecture`, that compute the same numbers
     needs_pooler: False if a checkpoint with a head may have a pooler, which the file has no place for
+    fused: a layer in the file that holds several of the table's, side by side: the end of its name -> the ends of theirs
+    bare: the class of a checkpoint without a head that has weights
     padding: for models that count positions from the padding id: tokens that may have that id, `position_offset` - 1
     """
 
@@ -327,6 +331,8 @@ class Names:
     classes: frozenset[str] = frozenset()
     needs_pooler: bool = True
     model_class: str = "Bert"
+    fused: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    bare: str = "Model"
     padding: tuple[str, ...] = ()
 
     def rows(self, config: BertConfig) -> list[Row]:
@@ -419,6 +425,7 @@ ORIGINAL = {
     "embedding_width": "hidden_size",
     "positions": "learned",
     "embedding_norm": True,
+    "plain_heads": False,
     "scale_embeddings": False,
     "encoder": BERT,
 }

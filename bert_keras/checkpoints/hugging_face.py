@@ -159,9 +159,11 @@ def described(
     """Tensors by PyTorch's names, with the table and the fields that the config.json beside them names."""
     fields = read_optional(config)
     known = known_fields(fields, _DESCRIBED, where=config)
+    names = _names_of(fields)
+    shapes, get = _split(names, shapes, get)
     return OpenFile(
         file=file,
-        names=_without_prefix(_names_of(fields), shapes, where=config.parent),
+        names=_without_prefix(names, shapes, where=config.parent),
         shapes=shapes,
         get=get,
         own=_own(known.get(OWN, ()), shapes, where=config),
@@ -174,6 +176,48 @@ def described(
     )
 
 
+def _split(names: Names, shapes: dict[str, tuple[int, ...]], get: Callable[[str], np.ndarray]) -> Tensors:
+    """The tensors of a file, with the parts of each fused one in its place."""
+    parts: dict[
+        str, tuple[str, int, int]
+    ] = {}  # name of a part -> the tensor, the number of the part, and of all parts
+    for raw, shape in shapes.items():
+        layer, _, kind = raw.rpartition(".")
+        ends = next((end for end in names.fused if layer.endswith(end)), None)
+        there = (
+            names.fused[ends]
+            if ends is not None and shape and shape[-1] % len(names.fused[ends]) == 0
+            else ()
+        )
+        for number, part in enumerate(there):
+            parts[f"{layer.removesuffix(str(ends))}{part}.{kind}"] = raw, number, len(there)
+    fused = {raw for raw, _, _ in parts.values()}
+
+    def read(name: str) -> np.ndarray:
+        if name not in parts:
+            return get(name)
+        raw, number, count = parts[name]
+        return np.split(get(raw), count, axis=-1)[number]
+
+    kept = {name: shape for name, shape in shapes.items() if name not in fused}
+    return kept | {
+        name: (*shapes[raw][:-1], shapes[raw][-1] // n) for name, (raw, _, n) in parts.items()
+    }, read
+
+
+def _join(names: Names, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The inverse of `_split`."""
+    found = dict(tensors)
+    for end, parts in names.fused.items():
+        for first in [name for name in tensors if name.rpartition(".")[0].endswith(parts[0])]:
+            layer, _, kind = first.rpartition(".")
+            stem = layer.removesuffix(parts[0])
+            found[f"{stem}{end}.{kind}"] = np.concatenate(
+                [found.pop(f"{stem}{part}.{kind}") for part in parts], axis=-1
+            )
+    return found
+
+
 def _own(named: Sequence[str], shapes: Iterable[str], *, where: pathlib.Path) -> tuple[str, ...]:
     """The names of a file's own weights. Raises BertKerasError for a weight that the file lacks."""
     if lost := sorted({*named} - {*shapes}):
@@ -183,12 +227,10 @@ def _own(named: Sequence[str], shapes: Iterable[str], *, where: pathlib.Path) ->
     return tuple(named)
 
 
-_WORDS = "embeddings.word_embeddings.weight"
-
-
-def _model_of(names: Names) -> str:
-    """The model's name in a file with heads: "bert."."""
-    return names.table["embeddings/word_embeddings"].removesuffix(_WORDS)
+def _words_of(names: Names) -> tuple[str, str]:
+    """The model's name in a file with heads, and the name of the word embeddings below it: "bert." and "embeddings..."."""
+    model, _, words = names.table["embeddings/word_embeddings"].partition(".")
+    return f"{model}.", words
 
 
 def _without_prefix(names: Names, shapes: Iterable[str], *, where: pathlib.Path) -> Names:
@@ -196,8 +238,8 @@ def _without_prefix(names: Names, shapes: Iterable[str], *, where: pathlib.Path)
 
     Raises BertKerasError for a file of several encoders.
     """
-    model = _model_of(names)
-    found = [name.removesuffix(_WORDS) for name in shapes if name.endswith(_WORDS)]
+    model, words = _words_of(names)
+    found = [name.removesuffix(words) for name in shapes if name.endswith(words)]
     prefixes = sorted({stem.removesuffix(model) for stem in found})
     if len(prefixes) > 1:
         raise BertKerasError(
@@ -205,7 +247,8 @@ def _without_prefix(names: Names, shapes: Iterable[str], *, where: pathlib.Path)
             "that you want alone."
         )
     prefix = prefixes[0] if prefixes else ""
-    if prefix.endswith(tuple({_model_of(one) for one in NAMES} - {model})):
+    others = {other for other, same in map(_words_of, NAMES) if same == words and other != model}
+    if prefix.endswith(tuple(others)):
         return names  # which another model_type would read: the names are unknown to this one
     return dataclasses.replace(names, current=lambda raw: names.current(raw.removeprefix(prefix)))
 
@@ -261,7 +304,8 @@ def _save(checkpoint: Checkpoint, tensors: dict[str, np.ndarray], folder: pathli
 
     names = HUGGING_FACE.names_for(checkpoint)
     fields = checkpoint.config.to_hugging_face(names.model_type)
-    fields["architectures"] = [names.model_class + choose_architecture(checkpoint)]
+    architecture = choose_architecture(checkpoint)
+    fields["architectures"] = [names.model_class + (names.bare if architecture == "Model" else architecture)]
     if own := sorted(checkpoint.own):
         fields[OWN] = own
     if "classifier/dense/bias" in {*checkpoint.tensors} - checkpoint.own:
@@ -276,7 +320,7 @@ def _save(checkpoint: Checkpoint, tensors: dict[str, np.ndarray], folder: pathli
     try:
         # safetensors lets only the owner read the file; `atomic_file` gives it the mode of all files.
         with atomic_file(folder / SAFETENSORS) as temporary:
-            safetensors.numpy.save_file(tensors, temporary, metadata={"format": "pt"})
+            safetensors.numpy.save_file(_join(names, tensors), temporary, metadata={"format": "pt"})
     except safetensors.SafetensorError as error:
         raise OSError(f"cannot write {SAFETENSORS}: {error}.") from error
 

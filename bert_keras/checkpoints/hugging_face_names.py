@@ -15,19 +15,24 @@ _EMBEDDINGS_THERE = {
     "embeddings/type_embeddings": "embeddings.token_type_embeddings.weight",
     "embeddings/layer_norm": "embeddings.LayerNorm",
 }
-# The names in a block: ours, then those of BERT, ALBERT and DistilBERT.
+# The names in a block: ours, then those of BERT, ALBERT, DistilBERT and GPT.
 _BLOCK_ROWS = (
-    ("attention/query", "attention.self.query", "attention.query", "attention.q_lin"),
-    ("attention/key", "attention.self.key", "attention.key", "attention.k_lin"),
-    ("attention/value", "attention.self.value", "attention.value", "attention.v_lin"),
-    ("attention/output", "attention.output.dense", "attention.dense", "attention.out_lin"),
-    ("attention_layer_norm", "attention.output.LayerNorm", "attention.LayerNorm", "sa_layer_norm"),
-    ("feed_forward/intermediate", "intermediate.dense", "ffn", "ffn.lin1"),
-    ("feed_forward/output", "output.dense", "ffn_output", "ffn.lin2"),
-    ("feed_forward_layer_norm", "output.LayerNorm", "full_layer_layer_norm", "output_layer_norm"),
+    ("attention/query", "attention.self.query", "attention.query", "attention.q_lin", "attn.query"),
+    ("attention/key", "attention.self.key", "attention.key", "attention.k_lin", "attn.key"),
+    ("attention/value", "attention.self.value", "attention.value", "attention.v_lin", "attn.value"),
+    ("attention/output", "attention.output.dense", "attention.dense", "attention.out_lin", "attn.c_proj"),
+    ("attention_layer_norm", "attention.output.LayerNorm", "attention.LayerNorm", "sa_layer_norm", "ln_1"),
+    ("feed_forward/intermediate", "intermediate.dense", "ffn", "ffn.lin1", "mlp.c_fc"),
+    ("feed_forward/output", "output.dense", "ffn_output", "ffn.lin2", "mlp.c_proj"),
+    ("feed_forward_layer_norm", "output.LayerNorm", "full_layer_layer_norm", "output_layer_norm", "ln_2"),
 )
-_BLOCKS = ("encoder.layer.{i}", "encoder.albert_layer_groups.0.albert_layers.0", "transformer.layer.{i}")
-_BLOCK_THERE, _ALBERT_BLOCK_THERE, _DISTILBERT_BLOCK_THERE = (
+_BLOCKS = (
+    "encoder.layer.{i}",
+    "encoder.albert_layer_groups.0.albert_layers.0",
+    "transformer.layer.{i}",
+    "h.{i}",
+)
+_BLOCK_THERE, _ALBERT_BLOCK_THERE, _DISTILBERT_BLOCK_THERE, _GPT_BLOCK_THERE = (
     {f"block_{{i}}/{row[0]}": f"{block}.{row[column]}" for row in _BLOCK_ROWS}
     for column, block in enumerate(_BLOCKS, 1)
 )
@@ -48,32 +53,47 @@ _REPLACED_TOKEN_THERE = {
     "replaced_token/prediction": "discriminator_predictions.dense_prediction",
 }
 _ENCODER_PARTS = ("embeddings.", "embeddings_project.", "encoder.", "transformer.", "pooler.")
+_GPT_PARTS = ("tokens_embed.", "positions_embed.", "h.")
+_BUFFERS = (
+    "position_ids",
+    "token_type_ids",
+    ".attn.bias",
+    ".attn.masked_bias",
+)  # the last two: GPT's causal mask
 
 
-def _current(name: str, *, model: str) -> str | None:
+def _current(name: str, *, model: str, parts: tuple[str, ...]) -> str | None:
     """The current spelling of an old name or of a wrapped module's name; None for buffers."""
-    if name.endswith(("position_ids", "token_type_ids")):
+    if name.endswith(_BUFFERS):
         return None
     name = re.sub(r"^((module|_orig_mod)\.)+", "", name)  # DataParallel, torch.compile
     name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
     name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
-    return f"{model}.{name}" if name.startswith(_ENCODER_PARTS) else name
+    return f"{model}.{name}" if name.startswith(parts) else name
 
 
 def _names(
-    model_type: str, *, encoder: dict[str, str], heads: dict[str, str], model: str | None = None, **more: Any
+    model_type: str,
+    *,
+    encoder: dict[str, str],
+    heads: dict[str, str],
+    model: str | None = None,
+    parts: tuple[str, ...] = _ENCODER_PARTS,
+    layouts: dict[str, str] = LINEAR,
+    **more: Any,
 ) -> Names:
     """The table of one model_type.
 
     model: the model's name in a file with heads; None means `model_type`
+    parts: the starts of the names below it
     """
     model = model_type if model is None else model
     return Names(
         model_type=model_type,
         table={ours: f"{model}.{theirs}" for ours, theirs in encoder.items()} | heads,
         parts={"kernel": ".weight", "bias": ".bias", "gamma": ".weight", "beta": ".bias"},
-        layouts=LINEAR,
-        current=functools.partial(_current, model=model),
+        layouts=layouts,
+        current=functools.partial(_current, model=model, parts=parts),
         **more,
     )
 
@@ -195,6 +215,24 @@ NAMES = (
         encoder=_EMBEDDINGS_THERE | _DISTILBERT_BLOCK_THERE,
         heads={"pooler": "pre_classifier", "classifier/dense": "classifier"},
         classes=frozenset({"ForSequenceClassification", "ForMultipleChoice"}),
+    ),
+    # Its layers are of the class Conv1D, whose kernels stand as ours; the language-model head is the embeddings.
+    _names(
+        "openai-gpt",
+        model_class="OpenAIGPT",
+        model="transformer",
+        parts=_GPT_PARTS,
+        encoder={
+            "embeddings/word_embeddings": "tokens_embed.weight",
+            "embeddings/position_embeddings": "positions_embed.weight",
+        }
+        | _GPT_BLOCK_THERE,
+        heads={},
+        layouts={},
+        fused={"attn.c_attn": ("attn.query", "attn.key", "attn.value")},
+        duplicates=_tied("lm_head.weight"),
+        classes=frozenset({"Model"}),
+        bare="LMHeadModel",
     ),
     # For configurations that no model of transformers computes; transformers refuses to read it.
     _names(

@@ -98,6 +98,7 @@ _LOGITS = {
     "electra": _MASKED_LM | {"replaced_token": ("ForPreTraining", "logits")},
     "roberta": _MASKED_LM,
     "distilbert": _MASKED_LM,
+    "openai-gpt": {"masked_lm": ("LMHeadModel", "logits")},
 }
 
 
@@ -133,7 +134,9 @@ def _transformers_outputs(
         if "pooler" in parts and "pooler" in names.table["pooler"]:  # RoBERTa's classifier has its own
             found[POOLED_OUTPUT] = outputs.pooler_output
         for head, (architecture, output) in _LOGITS[names.model_type].items():
-            if head in parts and (head != "next_sentence" or "pooler" in parts):
+            if (head in parts or checkpoint.config.plain_heads) and (
+                head != "next_sentence" or "pooler" in parts
+            ):
                 found[head] = getattr(run(architecture), output)
     finally:
         transformers.logging.set_verbosity(verbosity)

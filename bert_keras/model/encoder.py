@@ -71,6 +71,13 @@ def gather_positions(states: Any, positions: Any) -> Any:
     return ops.take(ops.reshape(states, (-1, width)), starts + ops.cast(positions, "int32"), axis=0)
 
 
+def make_pooler(config: BertConfig, *, dtype: Any = None) -> keras.layers.Layer:
+    """The dense layer on the state that stands for the whole sequence; with `plain_heads`, a layer that gives back the state."""
+    if config.plain_heads:
+        return keras.layers.Identity(name="pooler", dtype=dtype)
+    return Dense(config.hidden_size, config=config, name="pooler", dtype=dtype)
+
+
 def _check_backend(setting: str, wanted: bool) -> None:
     if wanted and not on_tensorflow():
         raise BertKerasError(f"{setting} needs the backend tensorflow; this is {keras.backend.backend()}.")
@@ -130,7 +137,7 @@ class BertEncoder(FromBertConfig, keras.Model):
             for i in range(1 if config.share_layers else config.num_layers)
         ]
         self.bilstm = BiLSTM(config=config, dtype=dtype) if config.bilstm else None
-        self.pooler = Dense(config.hidden_size, config=config, name="pooler", dtype=dtype)
+        self.pooler = make_pooler(config, dtype=dtype)
         self.pooler.trainable = POOLED_OUTPUT in outputs  # without a gradient, Keras would warn
         self.build()
 
@@ -226,7 +233,9 @@ class BertEncoder(FromBertConfig, keras.Model):
         if POOLED_OUTPUT in self.outputs_wanted:
             pooled = gather_positions(states, ops.expand_dims(position, -1)) if asked is None else states
             first = pooled[:, 0]
-            results[POOLED_OUTPUT] = ACTIVATIONS[self.config.pooler_activation](self.pooler(first))
+            results[POOLED_OUTPUT] = self.pooler(first)
+            if not self.config.plain_heads:
+                results[POOLED_OUTPUT] = ACTIVATIONS[self.config.pooler_activation](results[POOLED_OUTPUT])
             if asked is not None:
                 states = states[:, 1:]
         results[SEQUENCE_OUTPUT] = states

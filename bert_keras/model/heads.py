@@ -31,6 +31,8 @@ class MaskedLMHead(keras.layers.Layer):
     Unlike the textbook: a dense layer with activation and norm stands before the output softmax, whose weights are the embedding
     table's. The paper does not mention the layer; the released weights have it.
 
+    With `plain_heads` the head is the product with the embedding table alone, as in GPT (Radford et al. 2018, sec. 3.1).
+
     Gathers the P asked positions before the product with the vocabulary (google-research/bert run_pretraining.py
     get_masked_lm_output). Saves to `.keras` in one model with its encoder; `from_config` raises ValueError on its own, where
     it would read the table of an encoder that nobody trains.
@@ -40,18 +42,20 @@ class MaskedLMHead(keras.layers.Layer):
         super().__init__(name=name, dtype=dtype)
         config = encoder.config
         self.config = config
-        self.dense = Dense(config.embedding_width, config=config, name="dense", dtype=dtype)
-        self.norm = LayerNorm(config=config, name="layer_norm", dtype=dtype)
+        if not config.plain_heads:
+            self.dense = Dense(config.embedding_width, config=config, name="dense", dtype=dtype)
+            self.norm = LayerNorm(config=config, name="layer_norm", dtype=dtype)
         # Behind a function, so that Keras counts the tied table once: as the encoder's.
         self._encoder = lambda: encoder
         self.build()
 
     def build(self, input_shape: Any = None, positions_shape: Any = None) -> None:
         """Makes every variable; the config knows all shapes."""
-        self.dense.build((None, None, self.config.hidden_size))
-        self.norm.build((None, None, self.config.embedding_width))
-        shape = (self.config.vocab_size,)
-        self.bias = self.add_weight(name="bias", shape=shape, initializer="zeros", autocast=False)
+        if not self.config.plain_heads:
+            self.dense.build((None, None, self.config.hidden_size))
+            self.norm.build((None, None, self.config.embedding_width))
+            shape = (self.config.vocab_size,)
+            self.bias = self.add_weight(name="bias", shape=shape, initializer="zeros", autocast=False)
         self.built = True
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
@@ -62,12 +66,14 @@ class MaskedLMHead(keras.layers.Layer):
 
         Without positions, `sequence` has those alone: float [B, P, H].
         """
-        x = self.dense(sequence if positions is None else gather_positions(sequence, positions))
-        x = self.norm(ACTIVATIONS[self.config.activation](x))
+        x = sequence if positions is None else gather_positions(sequence, positions)
+        if not self.config.plain_heads:
+            x = self.norm(ACTIVATIONS[self.config.activation](self.dense(x)))
         shape = ops.shape(x)
         table = ops.cast(self._encoder().embedding_table, self.compute_dtype)
         rows = _as_logits(ops.matmul(ops.reshape(x, (-1, shape[-1])), ops.transpose(table)))
-        rows = ops.add(rows, ops.cast(self.bias, rows.dtype))  # one kernel with the product in float32
+        if not self.config.plain_heads:
+            rows = ops.add(rows, ops.cast(self.bias, rows.dtype))  # one kernel with the product in float32
         return ops.reshape(rows, (*shape[:-1], self.config.vocab_size))
 
     def get_config(self) -> dict[str, Any]:

@@ -13,12 +13,13 @@ import tensorflow as tf
 
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
-from bert_keras.features import POOLED_OUTPUT, WorkerRows
+from bert_keras.features import POOLED_OUTPUT, SEQUENCE_OUTPUT, WorkerRows
 from bert_keras.io.folders import Folder
 from bert_keras.io.own_code import digests_of
 from bert_keras.model.choices import training_policy
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import FeatureEncoder, bilstm_of
+from bert_keras.optimization.auxiliary import check_language_model, with_auxiliary_loss
 from bert_keras.tasks.batches import count, dataset
 from bert_keras.tasks.data.glue import CUSTOM
 from bert_keras.tasks.devices.strategies import (
@@ -81,8 +82,11 @@ def _text_model(
     log: Callable[[str], None],
 ) -> TextModel:
     """The task's model with the checkpoint's weights."""
-    encoder, network = network_of(task, source.config, dtype=training_policy(hparams.precision))
+    more = (SEQUENCE_OUTPUT,) if hparams.lm_weight else ()
+    encoder, network = network_of(task, source.config, dtype=training_policy(hparams.precision), more=more)
     model = TextModel(task, preprocess, network)
+    if hparams.lm_weight:
+        model.train_with(with_auxiliary_loss(network, encoder, weight=hparams.lm_weight))
     report = None
     if source.tensors:
         head = choose_head(task, source, keep_head=keep_head)
@@ -163,6 +167,8 @@ def _checked_tokenizer(
         raise BertKerasError(
             "keep_head and random weights were given; a head is kept from a checkpoint's weights."
         )
+    if hparams.lm_weight:
+        check_language_model(source.config, given=f"lm_weight {hparams.lm_weight:g}")
     tokenizer = checkpoints.tokenizer_of(source)
     check_sizes(source.config, vocab_size=tokenizer.vocab_size, seq_length=hparams.seq_length)
     check_stride(task, tokenizer, seq_length=hparams.seq_length)

@@ -280,7 +280,8 @@ def save(
     of_pairs = {one.name for one in model.objectives if one.pair_labels}
     for folder, encoder in encoders.items():
         heads = heads_on(model, encoder)
-        trained = any(one is encoder.pooler.kernel for one in model.trainable_variables)
+        pooler = {id(one) for one in encoder.pooler.variables}
+        trained = any(id(one) in pooler for one in model.trainable_variables)
         known = trained or (
             encoder is model.encoder and start is not None and "pooler/kernel" in start.tensors
         )

@@ -266,4 +266,25 @@ RECIPES = {
             "clip_norm": 10.0,
         },
     ),
+    # Radford et al. 2018, sec. 4.1; bias correction: openai/finetune-transformer-lm opt.py. The steps are 100 epochs of the 800M
+    # words of BooksCorpus (Devlin et al. 2019, sec. 3.1), counted as one token a word. Unlike the paper: the rate falls
+    # in a line, not in a cosine.
+    "gpt": Recipe(
+        objectives=("left_to_right",),
+        settings={
+            "sampler": "contiguous",
+            "short_seq_prob": 0.0,
+            "phases": ((512, 1.0),),
+            "batch_size": 64,
+            "steps": 2_441_000,
+            "learning_rate": 2.5e-4,
+            "warmup_proportion": 2_000 / 2_441_000,
+            "bias_correction": True,
+            "type_vocab_size": 0,
+            "causal": True,
+            "embedding_norm": False,
+            "plain_heads": True,
+            "norm_epsilon": 1e-5,
+        },
+    ),
 }

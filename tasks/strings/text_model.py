@@ -94,6 +94,10 @@ class TextModel(text_model_parts.Described, Reported, TrainingSteps, keras.Model
         """Features -> logits."""
         return call_network(self.network, self._parts or self.network, inputs, training=training)
 
+    def train_with(self, network: keras.Model) -> None:
+        """Computes by a network of the same layers, inputs and logits that adds a loss. It is not saved."""
+        self._parts = network
+
     def forget_vectors(self) -> None:
         """Ends the use of the vectors of `fit`'s texts, which the traced prediction holds too."""
         self.vectors = self._predict = None

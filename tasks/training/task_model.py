@@ -96,17 +96,23 @@ def check_saves(model: keras.Model) -> None:
 
 
 def network_of(
-    problem: Problem, config: BertConfig, features: Mapping[str, Any] | None = None, *, dtype: Any = None
+    problem: Problem,
+    config: BertConfig,
+    features: Mapping[str, Any] | None = None,
+    *,
+    dtype: Any = None,
+    more: Sequence[str] = (),
 ) -> tuple[BertEncoder, keras.Model]:
     """An encoder with random weights, and the problem's model on it.
 
     features: the result of `Hparams.features`, for a BiLSTM on the frozen encoder
     dtype: a dtype policy of Keras or its name; None takes the global policy
+    more: outputs of the encoder beside those that the problem reads
 
     Raises BertKerasError for a problem that cannot be learned from features, for layers that the encoder lacks, and as
     `checked_model`.
     """
-    outputs = problem.outputs if features is None else OUTPUTS
+    outputs = OUTPUTS if features is not None else tuple(dict.fromkeys((*problem.outputs, *more)))
     encoder: BertEncoder = make_encoder(config, outputs=outputs, dtype=dtype)
     leave_out_padding(encoder)
     if features is None:

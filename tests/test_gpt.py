@@ -1,0 +1,200 @@
+"""GPT: its files and numbers against transformers, its pre-training, fine-tuning and continuations."""
+
+import dataclasses
+import json
+
+import keras
+import numpy as np
+import pytest
+from parity import array
+from pretrainings import train
+from random_checkpoints import refused
+from runs import write_checkpoint
+from trainings import QUICK, write_reviews
+
+from bert_keras import checkpoints
+from bert_keras.checkpoints.checkpoint import variable_shapes
+from bert_keras.config import BertConfig
+from bert_keras.errors import BertKerasError
+from bert_keras.features import (
+    ENCODER_OUTPUTS,
+    INPUT_MASK,
+    INPUT_TYPE_IDS,
+    INPUT_WORD_IDS,
+    POOLED_OUTPUT,
+    SEQUENCE_OUTPUT,
+)
+from bert_keras.model.encoder import BertEncoder, encoder_inputs
+from bert_keras.model.heads import ClassifierHead, MaskedLMHead
+from bert_keras.optimization.auxiliary import with_auxiliary_loss
+from bert_keras.tasks.finetuning.finetune import finetune
+from bert_keras.tasks.problems.classification import TextClassification
+from bert_keras.tasks.runs.run_folder import load_run
+
+SMALL = {"vocab_size": 67, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "intermediate_size": 128}
+CONFIG = BertConfig.named("openai-gpt", **SMALL, max_positions=18)
+
+
+def gpt_features(*, seed=2):
+    random = np.random.default_rng(seed)
+    mask = (np.arange(16) < np.array([[16], [11], [1]])).astype("int32")
+    ids = random.integers(0, CONFIG.vocab_size, mask.shape).astype("int32")
+    return {INPUT_WORD_IDS: ids * mask, INPUT_MASK: mask, INPUT_TYPE_IDS: 0 * mask}
+
+
+def test_heads_read_the_states_as_they_are():
+    """The pooled output is the last token's state, and the logits are its products with the rows of the embeddings."""
+    encoder = BertEncoder(CONFIG)
+    features = gpt_features()
+    outputs = encoder(features)
+    states = array(outputs[SEQUENCE_OUTPUT])
+    last = features[INPUT_MASK].sum(axis=1) - 1
+    np.testing.assert_array_equal(array(outputs[POOLED_OUTPUT]), states[np.arange(3), last])
+    head = MaskedLMHead(encoder)
+    assert head.weights == []
+    np.testing.assert_allclose(array(head(states)), states @ array(encoder.embedding_table).T, atol=1e-5)
+    shapes = {
+        name: tuple(variable.shape) for name, variable in checkpoints.collect(CONFIG, encoder).tensors.items()
+    }
+    assert shapes == variable_shapes(CONFIG)
+
+
+def test_a_folder_is_read_as_it_was_written(tmp_path):
+    checkpoint = checkpoints.collect(CONFIG, BertEncoder(CONFIG))
+    assert checkpoints.write(checkpoint, tmp_path / "gpt", format="hugging-face") == ()
+    fields = json.loads((tmp_path / "gpt" / "config.json").read_text())
+    assert (fields["model_type"], fields["architectures"]) == ("openai-gpt", ["OpenAIGPTLMHeadModel"])
+    again = checkpoints.read(tmp_path / "gpt")
+    assert again.config == CONFIG and again.unknown == ()
+    for name, tensor in checkpoint.tensors.items():
+        np.testing.assert_array_equal(again.tensors[name], tensor, err_msg=name)
+    wide = dataclasses.replace(CONFIG, intermediate_size=96)
+    assert wide.model_types() == ("bert_keras",)
+    for form in ("google", "keras-hub", "model-garden"):
+        refused("library", checkpoints.write, checkpoint, tmp_path / form, format=form)
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    output = tmp_path_factory.mktemp("gpt") / "run"
+    words = "good film plot actor scene warm dull bad".split()
+    lines = [" ".join(words[(i + j) % 8] for j in range(12)) for i in range(60)]
+    documents = [[lines[i], lines[i + 1]] for i in range(59)]
+    found = train(
+        output, "gpt", documents=documents, held_out=0.2, changes={"steps": 90, "intermediate_size": 128}
+    )
+    return output, found
+
+
+def test_pretraining_beats_unigrams(pretrained):
+    """Each word follows from the word before it."""
+    output, found = pretrained
+    perplexity = found["measures"]["held_out_masked_lm_perplexity"]
+    assert perplexity < 0.8 * found["majority_baselines"]["masked_lm_perplexity"]
+    fields = json.loads((output / "config.json").read_text())
+    assert (fields["model_type"], fields["architectures"]) == ("openai-gpt", ["OpenAIGPTLMHeadModel"])
+
+
+def test_the_loss_of_the_language_model_is_added(pretrained, tmp_path):
+    """L3 = L2 + lambda L1, of the states of every real token but the last."""
+    features = gpt_features()
+    encoder = BertEncoder(CONFIG, outputs=(POOLED_OUTPUT, SEQUENCE_OUTPUT))
+    inputs = encoder_inputs()
+    network = keras.Model(inputs, ClassifierHead(2, config=CONFIG)(encoder(inputs)[POOLED_OUTPUT]))
+    trained = with_auxiliary_loss(network, encoder, weight=0.5)
+    ids, mask = features[INPUT_WORD_IDS], features[INPUT_MASK]
+    logits = array(MaskedLMHead(encoder)(encoder(features)[SEQUENCE_OUTPUT])).astype("float64")
+    rates = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    losses = -np.take_along_axis(rates[:, :-1], ids[:, 1:, None], -1)[..., 0]
+    wanted = 0.5 * (losses * mask[:, 1:]).sum() / mask[:, 1:].sum()
+    for layer in encoder._flatten_layers():
+        if isinstance(layer, keras.layers.Dropout):
+            layer.rate = 0.0
+    trained(features, training=True)
+    np.testing.assert_allclose(float(sum(trained.losses)), wanted, rtol=0.02)
+    np.testing.assert_allclose(array(trained(features)), array(network(features)), atol=1e-6)
+    assert trained.losses == []
+
+    hparams = dataclasses.replace(QUICK, lm_weight=0.5)
+    data = write_reviews(tmp_path / "data", train=16, dev=8)
+    with pytest.raises(BertKerasError, match="lm_weight 0.5 needs a language model from left to right"):
+        small_finetune(data, write_checkpoint(tmp_path / "bert"), tmp_path / "none", hparams)
+    results = [
+        small_finetune(data, pretrained[0], tmp_path / name, one)
+        for name, one in (("with", hparams), ("without", QUICK))
+    ]
+    assert results[0]["epochs"][0]["loss"] > results[1]["epochs"][0]["loss"] + 0.5
+    fields = json.loads((tmp_path / "with" / "config.json").read_text())
+    assert fields["plain_heads"] and fields["causal"]
+    assert load_run(tmp_path / "with").model is not None
+
+
+def small_finetune(data, checkpoint, output, hparams):
+    task = TextClassification("sst2", data)
+    return finetune(
+        task, checkpoint=checkpoint, output=output, hparams=hparams, verbose=0, log=lambda line: None
+    )
+
+
+# -----------------------------------------------------------------------------------------------------------
+# Against transformers
+
+
+def theirs_at_random(kind="OpenAIGPTLMHeadModel", *, seed=5):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 67, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 18}
+    model = getattr(transformers, kind)(transformers.OpenAIGPTConfig(**sizes)).eval()
+    random = np.random.default_rng(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            draw = random.standard_normal(parameter.shape)
+            if parameter.ndim == 1:
+                scaled = 0.3 * draw + (".ln_" in name and name.endswith("weight"))
+            else:
+                scaled = 0.5 * draw if "embed" in name else draw / np.sqrt(parameter.shape[0])
+            parameter.copy_(torch.from_numpy(scaled))
+    return model
+
+
+def their_outputs(model, features):
+    import torch
+
+    ids, mask = (torch.from_numpy(features[name].astype("int64")) for name in (INPUT_WORD_IDS, INPUT_MASK))
+    with torch.no_grad():
+        found = model(ids, attention_mask=mask, output_hidden_states=True)
+    return [*(one.numpy() for one in found.hidden_states[1:]), found.logits.numpy()]
+
+
+@pytest.mark.parity
+def test_states_and_logits_are_those_of_transformers(tmp_path):
+    theirs, features = theirs_at_random(), gpt_features()
+    theirs.save_pretrained(tmp_path / "theirs")
+    checkpoint = checkpoints.read(tmp_path / "theirs")
+    assert checkpoint.unknown == () and checkpoint.config == CONFIG
+    encoder = BertEncoder(CONFIG)
+    report = checkpoints.assign(checkpoint, encoder, masked_lm=(head := MaskedLMHead(encoder)))
+    assert report.unused == report.fresh == ()
+    outputs = encoder(features)
+    ours = [*map(array, outputs[ENCODER_OUTPUTS]), array(head(outputs[SEQUENCE_OUTPUT]))]
+    real = features[INPUT_MASK] > 0
+    for one, two in zip(ours, their_outputs(theirs, features), strict=True):
+        assert np.abs(two[real]).max() > 0.3
+        np.testing.assert_allclose(one[real], two[real], atol=1e-5)
+    assert max(checkpoints.compare(tmp_path / "theirs").values()) < 1e-4
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("kind", ["OpenAIGPTLMHeadModel", "OpenAIGPTModel", "OpenAIGPTDoubleHeadsModel"])
+def test_transformers_reads_our_folders(tmp_path, kind):
+    transformers = pytest.importorskip("transformers")
+    theirs, features = theirs_at_random(kind), gpt_features()
+    theirs.save_pretrained(tmp_path / "theirs")
+    checkpoints.write(checkpoints.read(tmp_path / "theirs"), tmp_path / "ours", format="hugging-face")
+    again, loading = transformers.OpenAIGPTLMHeadModel.from_pretrained(
+        tmp_path / "ours", output_loading_info=True
+    )
+    assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), loading
+    wanted = transformers.OpenAIGPTLMHeadModel.from_pretrained(tmp_path / "theirs")
+    for one, two in zip(their_outputs(wanted, features), their_outputs(again, features), strict=True):
+        np.testing.assert_array_equal(one, two)
