@@ -32,7 +32,8 @@ from bert_keras.optimization.objectives import (
 )
 from bert_keras.optimization.optimizers import LAMB, AdamW
 from bert_keras.optimization.pretrainers import Pretrainer, choose_pretrainer
-from bert_keras.optimization.schedules import WarmupLinearDecay
+from bert_keras.optimization.schedules import SCHEDULES, WarmupLinearDecay
+from bert_keras.tasks.ancestors.transformer import Translation
 from bert_keras.tasks.devices.workers import Workers
 from bert_keras.tasks.hparams import PretrainHparams, Sampling
 from bert_keras.tasks.pretraining.recipes import FIELDS, Recipe
@@ -50,6 +51,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "left_to_right": LeftToRight,
     "sentence_pair": SentencePair,
     "replaced_token": ReplacedTokens,
+    "translation": Translation,
 }
 
 
@@ -109,7 +111,7 @@ LONG_STEP = 2.0  # times the learning rate: larger updates cause a warning
 
 def schedule(hparams: PretrainHparams) -> WarmupLinearDecay:
     """The learning rate of each step, over all phases."""
-    return WarmupLinearDecay(
+    return SCHEDULES[hparams.schedule](
         hparams.learning_rate, total_steps=hparams.steps, warmup_steps=hparams.warmup_steps
     )
 
@@ -149,6 +151,7 @@ def build_model(recipe: Recipe, config: BertConfig, objectives: Sequence[Objecti
         schedule(hparams),
         weight_decay=hparams.weight_decay,
         beta_2=hparams.beta_2,
+        epsilon=hparams.epsilon,
         clip_norm=hparams.clip_norm,
         bias_correction=hparams.bias_correction,
     )
