@@ -21,7 +21,14 @@ STRATEGIES = ("one", "mirrored", "multiworker", "tpu")
 # and a common choice for BiLSTM taggers.
 FINE_TUNING_RATE, FEATURE_RATE = 5e-5, 1e-3
 # The samplers of pre-training, and the number of segments in an instance; two segments have a label.
-SEGMENTS = {"next_sentence": 2, "sentence_pair": 2, "sentence_order": 2, "full_sentences": 1, "contiguous": 1}
+SEGMENTS = {
+    "next_sentence": 2,
+    "sentence_pair": 2,
+    "sentence_order": 2,
+    "translation": 2,
+    "full_sentences": 1,
+    "contiguous": 1,
+}
 
 
 def segments_of(sampler: str) -> int:
@@ -146,7 +153,7 @@ class Hparams(StepSettings):
     schedule: str = setting(
         "linear",
         help="schedule of the learning rate",
-        choices=("linear", "linear_after_warmup", "slanted_triangular"),
+        choices=("linear", "linear_after_warmup", "slanted_triangular", "inverse_square_root"),
     )
     unfreeze: str | None = setting(
         None, help="epoch e, from 1 on, trains the head and the top e blocks", choices=("gradual",)
@@ -293,6 +300,7 @@ class PretrainHparams(StepSettings):
     layer_decay: float = like(Hparams, "layer_decay")
     beta_1: float = setting(0.9, help="decay of Adam's first moment", at_least=0, below=1)
     beta_2: float = setting(0.999, help="decay of Adam's second moment", at_least=0, below=1)
+    epsilon: float = setting(1e-6, help="added to the root of Adam's second moment", over=0)
     bias_correction: bool = like(Hparams, "bias_correction")
     phases: tuple[tuple[int, float], ...] = setting(
         ((128, 0.9), (512, 0.1)), help="[[length, fraction of the steps], ...]; --seq-length sets one length"
@@ -321,6 +329,9 @@ class PretrainHparams(StepSettings):
     )
     tied_softmax: bool = setting(
         False, help="language models: the softmax has the encoder's word embeddings as weights"
+    )
+    label_smoothing: float = setting(
+        0.1, help="translation: part of the target's probability that all tokens share", at_least=0, below=1
     )
 
     def __post_init__(self) -> None:

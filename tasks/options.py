@@ -165,6 +165,21 @@ class FillMaskOptions(Checked):
     top_k: int = setting(5, help="tokens to list for each [MASK]", at_least=1, at_most=MAX_OPTION)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TranslationOptions(Checked):
+    """Options for translating (defaults: Vaswani et al. 2017, sec. 6.1). A beam of 1 and a length penalty of 0 are greedy."""
+
+    beam: int = setting(
+        4, help="prefixes that the search keeps of each length", at_least=1, at_most=MAX_OPTION
+    )
+    length_penalty: float = setting(
+        0.6, help="divide log p by ((5 + length) / 6) to this power; 0 prefers short translations", at_least=0
+    )
+    extra_tokens: int = setting(
+        50, help="the most tokens that a translation has more than its source", at_least=1
+    )
+
+
 # The labels of the two heads on sentence pairs, by the name of the task; label 0 is a second text that follows the first.
 SENTENCE_PAIR_LABELS = {"next-sentence": ("is_next", "not_next"), "sentence-order": ("in_order", "swapped")}
 # The tasks that a pre-trained checkpoint can do without fine-tuning.

@@ -38,6 +38,7 @@ from bert_keras.tasks.options import (
     HubOptions,
     PlanOptions,
     ServerOptions,
+    TranslationOptions,
     TriviaQaOptions,
     VocabularyOptions,
 )
@@ -54,7 +55,7 @@ from bert_keras.tasks.study.study_options import (
 
 COMMANDS = (
     "finetune probe protocol glue triviaqa evaluate predict features export serve hub convert triviaqa demo info doctor models "
-    "vocab instances plan pretrain fill-mask attention ablate completion"
+    "vocab instances plan pretrain fill-mask translate attention ablate completion"
 ).split()
 # Possible content of texts: nothing, tabs and carriage returns, markup, other scripts.
 TEXTS = ["good film", "", "bad\rplot", "[bold]a\tb[/x] [SEP]", "\u2028 真好 \N{GRINNING FACE}"]
@@ -115,6 +116,7 @@ def flags_of(name: str) -> dict[str, argparse.Action]:
         ("features", (FeatureOptions,), ()),
         ("vocab", (VocabularyOptions,), ()),
         ("fill-mask", (FillMaskOptions,), ()),
+        ("translate", (TranslationOptions,), ()),
         ("export", (ExportOptions,), ()),
         ("hub", (HubOptions,), ()),
         ("serve", (ServerOptions,), ()),

@@ -117,6 +117,7 @@ def test_recipes_are_the_papers():
         "albert": (4096, 125_000, 3_125, 1.76e-3, "lamb"),
         "electra": (128, 1_000_000, 10_000, 5e-4, "adamw"),
         "elmo": (60, 1_000_000, 10_000, 1e-3, "adamw"),
+        "transformer": (1024, 100_000, 4_000, 7e-4, "adamw"),
     }
     bert = RECIPES["bert"]
     asked = [bert.masking(length).max_predictions for length, _ in bert.hparams.phases]

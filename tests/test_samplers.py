@@ -187,7 +187,8 @@ def test_rows_are_shorter_at_random():
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_instances_depend_on_the_seed(name):
     def ids(seed):
-        return [np.concatenate(one.segments).tolist() for one in made(name, seed=seed)[0]]
+        texts = documents(segments=(2, 2)) if name == "translation" else None
+        return [np.concatenate(one.segments).tolist() for one in made(name, texts, seed=seed)[0]]
 
     assert ids(1) == ids(1)
     assert ids(1) != ids(2)

@@ -177,6 +177,7 @@ def choices(kind: type, name: str) -> set[str]:
     [
         (Hparams, "schedule", SCHEDULES),
         (PretrainHparams, "optimizer", OPTIMIZERS),
+        (PretrainHparams, "schedule", SCHEDULES),
         (Sampling, "sampler", SAMPLERS),
         (options.ClassifierOptions, "pooling", POOLINGS),
         (options.ExportOptions, "embedding", [*embedding.POOLINGS, "word"]),

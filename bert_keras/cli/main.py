@@ -50,6 +50,7 @@ COMMANDS = {
     "predict": "bert_keras.tasks.commands.finetuning",
     "attention": "bert_keras.tasks.commands.inspection",
     "fill-mask": "bert_keras.tasks.commands.fill_mask",
+    "translate": "bert_keras.tasks.commands.translate",
     "export": "bert_keras.savedmodels.commands",
     "hub": "bert_keras.savedmodels.commands",
     "serve": "bert_keras.savedmodels.commands",

@@ -103,6 +103,14 @@ class Objective:
         """The mean loss: cross-entropy unless overridden."""
         return GlobalMean(cross_entropy)
 
+    def surprise(self, labels: Any, logits: Any, losses: Any) -> Any:
+        """-log p(label), whose mean's exp is the perplexity: the losses, unless they hold more than that."""
+        return losses
+
+    def counted(self, sample: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """Instances [N, ...] whose `input_mask` is 1 on the tokens that a baseline of unigrams counts: all tokens."""
+        return sample
+
     def correct(self, labels: Any, logits: Any) -> Any:
         """1 where the prediction is correct: float32, shaped as the labels."""
         chosen = ops.cast(ops.argmax(logits, axis=-1), "int32")

@@ -213,7 +213,8 @@ class Pretrainer(TrainingSteps, keras.Model):
             losses = self._losses_of[name].call(y[name], y_pred[name])
             right = objective.correct(y[name], y_pred[name])
             weights = known_weights(y[name], sample_weight[name])
-            values = {"accuracy": right, "label_rate": y[name]}
+            surprise = objective.surprise(y[name], y_pred[name], losses)
+            values = {"accuracy": right, "label_rate": y[name], "perplexity": surprise}
             for measure, metric in self._measures_of[name].items():
                 metric.update_state(values.get(measure, losses), weights)
         return self.get_metrics_result()

@@ -69,9 +69,24 @@ class SlantedTriangular(LinearAfterWarmup):
         return (self.peak + super().__call__(step) * (self.ratio - 1)) / self.ratio
 
 
+@keras.saving.register_keras_serializable("bert_keras")
+class InverseSquareRoot(WarmupLinearDecay):
+    """Linear warm-up to `peak`, then a decay by the root of the step (Vaswani et al. 2017, sec. 5.3); steps count from 1.
+
+        rate = peak * min(n / warmup, sqrt(warmup / n))
+
+    The paper's d^-0.5 * min(n^-0.5, n * warmup^-1.5) has the peak (d * warmup)^-0.5: 7e-4 for its 512 and 4,000.
+    """
+
+    def __call__(self, step: Any) -> Any:
+        number, warmup = ops.cast(step, "float32") + 1.0, float(max(1, self.warmup_steps))
+        return self.peak * ops.minimum(number / warmup, ops.sqrt(warmup / number))
+
+
 # Hparams.schedule and PretrainHparams.schedule repeat these names, because flags must not import Keras.
 SCHEDULES: dict[str, type[WarmupLinearDecay]] = {
     "linear": WarmupLinearDecay,
     "linear_after_warmup": LinearAfterWarmup,
     "slanted_triangular": SlantedTriangular,
+    "inverse_square_root": InverseSquareRoot,
 }

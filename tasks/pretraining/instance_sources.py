@@ -431,7 +431,7 @@ def check_data(
     highest = max(int(columns[name].max()) for name in (INPUT_WORD_IDS, MASKED_LM_IDS) if name in columns)
     if highest >= source.vocab_size:
         raise _wrong_ids(f"{source.wrong(phase)}there is a token of id {highest}", source.vocab_size)
-    source.unigrams[phase] = _count_tokens(columns, source.vocab_size)
+    source.unigrams[phase] = _count_tokens(objectives[0].counted(columns), source.vocab_size)
     lone = masks_whole_words(source.recipe) and WORD_STARTS not in columns
     for line in source.counts(phase, columns).warnings(whole_word=lone, given="the sampled"):
         yield f"warning: {line}"

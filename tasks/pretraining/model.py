@@ -34,6 +34,7 @@ from bert_keras.optimization.optimizers import LAMB, AdamW
 from bert_keras.optimization.pretrainers import Pretrainer, choose_pretrainer
 from bert_keras.optimization.schedules import SCHEDULES, WarmupLinearDecay
 from bert_keras.tasks.ancestors.language_model import NextWords, directions_of
+from bert_keras.tasks.ancestors.transformer import Translation
 from bert_keras.tasks.devices.workers import Workers
 from bert_keras.tasks.hparams import PretrainHparams, Sampling
 from bert_keras.tasks.pretraining.recipes import FIELDS, Recipe
@@ -52,6 +53,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "sentence_pair": SentencePair,
     "replaced_token": ReplacedTokens,
     "next_words": NextWords,
+    "translation": Translation,
 }
 
 
@@ -161,6 +163,7 @@ def build_model(recipe: Recipe, config: BertConfig, objectives: Sequence[Objecti
         weight_decay=hparams.weight_decay,
         beta_1=hparams.beta_1,
         beta_2=hparams.beta_2,
+        epsilon=hparams.epsilon,
         clip_norm=hparams.clip_norm,
         bias_correction=hparams.bias_correction,
         **layers,

@@ -287,4 +287,37 @@ RECIPES = {
             "norm_epsilon": 1e-5,
         },
     ),
+    # Vaswani et al. 2017, sec. 3.4, 5.1, 5.3, 5.4 and table 3 (base): 1,024 pairs have about the 25,000 tokens of a side. Epsilon of
+    # the norms, and initial weights of a deviation of about 512^-0.5: tensor2tensor.
+    "transformer": Recipe(
+        objectives=("translation",),
+        settings={
+            "sampler": "translation",
+            "short_seq_prob": 0.0,
+            "num_layers": 6,
+            "hidden_size": 512,
+            "num_heads": 8,
+            "intermediate_size": 2048,
+            "max_positions": 1024,
+            "positions": "sinusoids",
+            "scale_embeddings": True,
+            "embedding_norm": False,
+            "type_vocab_size": 0,
+            "activation": "relu",
+            "attention_dropout": 0.0,
+            "norm_epsilon": 1e-6,
+            "initializer_range": 0.044,
+            "phases": ((256, 1.0),),
+            "batch_size": 1024,
+            "steps": 100_000,
+            "schedule": "inverse_square_root",
+            "learning_rate": 7e-4,
+            "warmup_proportion": 0.04,  # 4,000 steps
+            "beta_2": 0.98,
+            "epsilon": 1e-9,
+            "bias_correction": True,
+            "weight_decay": 0.0,
+            "clip_norm": None,
+        },
+    ),
 }

@@ -183,6 +183,24 @@ def sentence_order(
             start = end
 
 
+def translation(
+    documents: Sequence[TokenizedDocument], rng: np.random.Generator, *, settings: Sampling
+) -> Iterator[Made]:
+    """A document of two lines, a sentence and its translation, is a pair; a pair longer than the room is skipped.
+
+    Raises BertKerasError for a document of more lines. A document that has lost a line, which had no token, is skipped.
+    """
+    for document in documents:
+        if len(document) > 2:
+            raise BertKerasError(
+                f"a document has {len(document):,} lines; the sampler translation wants two, a sentence and its translation: "
+                "separate the pairs by blank lines."
+            )
+        first, *middle, last = document.bounds
+        fits = len(document) == 2 and last - first <= settings.room
+        yield (first, *middle, *middle, last, 0) if fits else None
+
+
 def full_sentences(
     documents: Sequence[TokenizedDocument], rng: np.random.Generator, *, settings: Sampling
 ) -> Iterator[Made]:
@@ -234,6 +252,7 @@ SAMPLERS = {
     "next_sentence": Sampler(next_sentence, documents=2, labels=SENTENCE_PAIR_LABELS["next-sentence"]),
     "sentence_pair": Sampler(sentence_pair, documents=2, labels=SENTENCE_PAIR_LABELS["next-sentence"]),
     "sentence_order": Sampler(sentence_order, labels=SENTENCE_PAIR_LABELS["sentence-order"]),
+    "translation": Sampler(translation),
     "full_sentences": Sampler(full_sentences, joined=True),
     "contiguous": Sampler(contiguous),
 }
