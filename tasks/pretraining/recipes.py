@@ -287,8 +287,8 @@ RECIPES = {
             "norm_epsilon": 1e-5,
         },
     ),
-    # Vaswani et al. 2017, sec. 3.4, 5.1, 5.3, 5.4 and table 3 (base): 1,024 pairs have about the 25,000 tokens of a side. Epsilon of
-    # the norms, and initial weights of a deviation of about 512^-0.5: tensor2tensor.
+    # Vaswani et al. 2017, sec. 3.4, 5.1, 5.3, 5.4 and table 3 (base): 1,024 pairs have about the 25,000 tokens of a side. Epsilon
+    # of the norms, and initial weights of a deviation of about 512^-0.5: tensor2tensor.
     "transformer": Recipe(
         objectives=("translation",),
         settings={
