@@ -233,7 +233,8 @@ def write_text(path, *, seed):
 def stage_1(folder, output):
     vocabulary = ["--vocab", folder / "vocab", "--text", folder / "general.txt"]
     flags = ["--recipe", "ulmfit", *vocabulary, *SIZES, *STEPS, "--steps", 60, "--output", output]
-    return ["pretrain", *flags, "--learning-rate", 1e-2, "--save-every", 10]
+    rates = json.dumps(dict.fromkeys(NO_DROPOUT, 0.05))
+    return ["pretrain", *flags, "--encoder-settings", rates, "--learning-rate", 3e-2, "--save-every", 10]
 
 
 @pytest.fixture(scope="module")
