@@ -108,7 +108,12 @@ def test_a_step_of_another_form(change, checkpoint):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "recipe", [pytest.param(name, marks=() if name == "bert" else pytest.mark.slow) for name in RECIPES]
+    "recipe",
+    [
+        pytest.param(name, marks=() if name == "bert" else pytest.mark.slow)
+        for name in RECIPES
+        if "translation" not in RECIPES[name].objectives  # whose rows are cut to the longest of a batch
+    ],
 )
 def test_a_step_of_a_recipe(recipe, monkeypatch):
     """ELECTRA's generator gives its likeliest token in place of a drawn one."""

@@ -13,7 +13,10 @@ from bert_keras.config import BERT, BertConfig
 from bert_keras.errors import BertKerasError
 
 # Name -> module and class. A module is imported when a configuration names its encoder.
-ENCODERS = {BERT: ("bert_keras.model.encoder", "BertEncoder")}
+ENCODERS = {
+    BERT: ("bert_keras.model.encoder", "BertEncoder"),
+    "cove": ("bert_keras.tasks.ancestors.cove", "CoveEncoder"),
+}
 
 
 def encoder_class(config: BertConfig) -> Any:
