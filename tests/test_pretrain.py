@@ -118,6 +118,7 @@ def test_recipes_are_the_papers():
         "electra": (128, 1_000_000, 10_000, 5e-4, "adamw"),
         "elmo": (60, 1_000_000, 10_000, 1e-3, "adamw"),
         "transformer": (1024, 100_000, 4_000, 7e-4, "adamw"),
+        "cove": (64, 20_000, 200, 1e-3, "adamw"),
     }
     bert = RECIPES["bert"]
     asked = [bert.masking(length).max_predictions for length, _ in bert.hparams.phases]

@@ -185,7 +185,7 @@ def test_states_and_logits_equal_torch():
         one.assign(one + draw.normal(0, 0.1, one.shape))
     sizes = {"d_model": 16, "nhead": 2, "dim_feedforward": 32, "dropout": 0.0, "batch_first": True}
     theirs = torch.nn.Transformer(num_encoder_layers=2, num_decoder_layers=2, **sizes).eval()
-    theirs.encoder.norm = theirs.decoder.norm = None
+    theirs.encoder.norm, theirs.decoder.norm, theirs.encoder.use_nested_tensor = None, None, False
     for layer, block in zip(theirs.encoder.layers, encoder.blocks, strict=True):
         fill_torch(layer, block, norms=(block.attention_norm, block.feed_forward_norm))
     for layer, block in zip(theirs.decoder.layers, decoder.blocks, strict=True):

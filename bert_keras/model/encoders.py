@@ -17,6 +17,7 @@ from bert_keras.errors import BertKerasError
 # Name -> module and class. A module is imported when a configuration names its encoder.
 ENCODERS = {
     BERT: ("bert_keras.model.encoder", "BertEncoder"),
+    "cove": ("bert_keras.tasks.ancestors.cove", "CoveEncoder"),
     "awd-lstm": ("bert_keras.tasks.ancestors.awd_lstm", "AwdLstmEncoder"),
     "elmo": ("bert_keras.tasks.ancestors.elmo", "ElmoEncoder"),
 }

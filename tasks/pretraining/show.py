@@ -18,6 +18,7 @@ from bert_keras.features import (
     MASKED_LM_WEIGHTS,
     NEXT_SENTENCE_LABEL,
 )
+from bert_keras.tasks.ancestors.transformer import Translation
 from bert_keras.tasks.options import SENTENCE_PAIR_LABELS
 from bert_keras.tasks.pretraining.corpus import Document
 from bert_keras.tasks.pretraining.instance_sources import RecordInstances, TextInstances, make_batches
@@ -57,7 +58,8 @@ def show_instances(
     with source.reading(0):
         batches = make_batches(
             source.sample(0).take(count),
-            objectives=objectives,
+            # A pair of a translation is shown as a row, before it is split.
+            objectives=[one for one in objectives if not isinstance(one, Translation)],
             vocab_size=tokenizer.vocab_size,
             batch_size=count,
             seed=recipe.hparams.seed,
