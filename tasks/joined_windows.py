@@ -41,7 +41,9 @@ def call_network(network: keras.Model, call: Callable[..., Any], inputs: Feature
     call: the network, or its form for stored vectors
     """
     ids = inputs[INPUT_MASK]
-    if len(ids.shape) == len(network.inputs[0].shape):
+    if len(ids.shape) == min(
+        len(one.shape) for one in network.inputs
+    ):  # characters have an axis more than the mask
         return call(inputs, training=training)
     rows = {name: _reshaped(one, [-1], one, 2) for name, one in inputs.items()}
     outputs = call(rows, training=training)

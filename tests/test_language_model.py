@@ -183,6 +183,7 @@ def test_it_learns_from_earlier_words_alone():
     np.testing.assert_allclose(found["next_words_perplexity"], np.exp(found["loss"]), rtol=1e-5)
 
 
+@pytest.mark.long
 def test_a_run_beats_unigrams_and_its_perplexity_is_that_of_the_held_out_words(tmp_path, monkeypatch):
     settings = {"causal": True, "sampler": "contiguous"}
     monkeypatch.setitem(RECIPES, "next-words", Recipe(objectives=("next_words",), settings=settings))

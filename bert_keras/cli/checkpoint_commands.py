@@ -90,12 +90,18 @@ def _convert_original(args: argparse.Namespace) -> None:
     """From the files of an ancestor's own library, or to them."""
     from bert_keras import checkpoints
     from bert_keras.model.encoders import original, original_in
+    from bert_keras.text.rules import CLASS, Rules
     from bert_keras.text.vocabulary import Vocabulary, read_vocabulary
     from bert_keras.text.wordpiece import BERT_TOKENS
 
     if given := original_in(args.source):
-        marks = Vocabulary(tokens=(*BERT_TOKENS.values(),), lower_case=False)
-        words = marks if args.vocab is None else read_vocabulary(args.vocab)
+        # A tokenizer needs a word.
+        words = (
+            Vocabulary(tokens=(*BERT_TOKENS.values(), "."))
+            if args.vocab is None
+            else read_vocabulary(args.vocab)
+        )
+        words = words._replace(lower_case=False, rules=Rules(new_words=CLASS))
         checkpoint, left = original(given).read_checkpoint(args.source, words), []
         checkpoints.write(checkpoint, args.target, format=args.format)
     else:
