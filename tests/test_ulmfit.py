@@ -234,7 +234,8 @@ def stage_1(folder, output):
     vocabulary = ["--vocab", folder / "vocab", "--text", folder / "general.txt"]
     flags = ["--recipe", "ulmfit", *vocabulary, *SIZES, *STEPS, "--steps", 60, "--output", output]
     rates = json.dumps(dict.fromkeys(NO_DROPOUT, 0.05))
-    return ["pretrain", *flags, "--encoder-settings", rates, "--learning-rate", 3e-2, "--save-every", 10]
+    flags += ["--initializer-range", 0.3, "--learning-rate", 2e-2]  # so that 60 steps are enough
+    return ["pretrain", *flags, "--encoder-settings", rates, "--save-every", 10]
 
 
 @pytest.fixture(scope="module")
