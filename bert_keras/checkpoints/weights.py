@@ -318,7 +318,7 @@ def read_tensors(
             tied = False
         tensors.setdefault(row.ours, array)
         first.setdefault(row.ours, raw)
-    if not any(name.startswith("embeddings/") for name in tensors):
+    if not any(name.startswith("embeddings/") for name in (*tensors, *source.own)):
         raise BertKerasError(
             f"no tensor in {source.file} has a name of the {form.name} format"
             f"{_other_model_types(form, config, source)}; its tensors are {first_names(source.shapes, 4)}."
