@@ -333,6 +333,13 @@ class PretrainHparams(StepSettings):
     label_smoothing: float = setting(
         0.1, help="translation: part of the target's probability that all tokens share", at_least=0, below=1
     )
+    window: int = setting(
+        5, help="word vectors: the most words on each side that a word predicts", at_least=1
+    )
+    negatives: int = setting(5, help="word vectors: words that are drawn for each of these", at_least=1)
+    subsample: float | None = setting(
+        1e-4, help="word vectors: frequency from which on a word is dropped at random; null keeps all", over=0
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

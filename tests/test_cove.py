@@ -121,7 +121,7 @@ def test_it_translates_what_it_learned_and_gives_vectors(tmp_path):
     assert results["measures"]["held_out_translation_perplexity"] < 1.2
     translate = Translator(checkpoints.read(tmp_path / "run"), beam=2, extra_tokens=5)
     assert translate(sources) == [target for _, target in pairs]
-    encoder = checkpoints.load_encoder(tmp_path / "run")
+    encoder = checkpoints.load_encoder(tmp_path / "run", outputs=(ENCODER_OUTPUTS,), fresh=("pooler",))
     found = encoder(
         {name: tf.ones([1, 4], tf.int32) for name in (INPUT_WORD_IDS, INPUT_MASK, INPUT_TYPE_IDS)}
     )

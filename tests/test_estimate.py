@@ -58,7 +58,9 @@ def test_parameters_are_those_of_the_model(name):
 
 def test_heads_are_those_of_the_objectives():
     found = {name: (kind.name, kind.reads == POOLED_OUTPUT) for name, kind in OBJECTIVES.items()}
-    assert found == HEADS | {name: (name, False) for name in ("next_words", "translation")}  # of ancestors
+    assert found == HEADS | {
+        name: (name, False) for name in ("next_words", "translation", "skip_gram")
+    }  # of ancestors
     with pytest.raises(ValueError, match="does not know the head of translation"):
         estimate(RECIPES["transformer"], RECIPES["transformer"].config(vocab_size=100))
 

@@ -175,7 +175,7 @@ def test_it_learns_from_earlier_words_alone():
     features = {INPUT_WORD_IDS: ids, INPUT_MASK: np.ones_like(ids), INPUT_TYPE_IDS: 0 * ids}
     data = NextWords().label(features, seed=(0, 0))
     data = (data[0], {"next_words": data[1]}, {"next_words": data[2]})
-    batches = tf.data.Dataset.from_tensors(data).repeat(60)
+    batches = tf.data.Dataset.from_tensors(data).repeat(120)
     model.fit(batches, shuffle=False, verbose=0)
     found = model.evaluate(batches.take(1), return_dict=True, verbose=0)
     # The first word of a row is one of 35, and each other follows from the one before: 1 of 5 is a guess.

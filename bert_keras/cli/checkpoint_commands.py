@@ -27,13 +27,14 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
         **PATH,
         dest="source",
         required=True,
-        help="the checkpoint: a folder, the prefix of a TensorFlow checkpoint, or a model's name",
+        help="the checkpoint: a folder, the prefix of a TensorFlow checkpoint, a model's name, or a file of word vectors",
     )
     add("--to", **PATH, dest="target", required=True, help="folder to write to, new or empty")
     add(
         "--format",
         default="hugging-face",
-        help="hugging-face, google, keras-hub or model-garden (default: hugging-face); or elmo, options.json and weights.hdf5",
+        help="hugging-face, google, keras-hub or model-garden (default: hugging-face); or the format of an ancestor's own "
+        "library: elmo (options.json and weights.hdf5), word2vec, word2vec-binary or glove (one file)",
     )
     add(
         "--vocab",
@@ -106,7 +107,8 @@ def _convert_original(args: argparse.Namespace) -> None:
         checkpoints.write(checkpoint, args.target, format=args.format)
     else:
         checkpoint = checkpoints.read(args.source)
-        given, left = checkpoint.format, original(args.format).write_checkpoint(checkpoint, args.target)
+        write = original(args.format).write_checkpoint
+        given, left = checkpoint.format, write(checkpoint, args.target, format=args.format)
     print(f"{given} -> {args.format}: {len(checkpoint.tensors) - len(left)} tensors in {args.target}")
     if left:
         print(f"left out: {', '.join(left)}")

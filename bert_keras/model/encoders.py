@@ -8,6 +8,7 @@ returns the outputs. An ancestor's `shapes(config)` tells the names and shapes o
 
 import importlib
 import pathlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,25 +18,40 @@ from bert_keras.errors import BertKerasError
 # Name -> module and class. A module is imported when a configuration names its encoder.
 ENCODERS = {
     BERT: ("bert_keras.model.encoder", "BertEncoder"),
+    "word-vectors": ("bert_keras.tasks.ancestors.skip_gram", "WordVectorsEncoder"),
     "cove": ("bert_keras.tasks.ancestors.cove", "CoveEncoder"),
     "awd-lstm": ("bert_keras.tasks.ancestors.awd_lstm", "AwdLstmEncoder"),
     "elmo": ("bert_keras.tasks.ancestors.elmo", "ElmoEncoder"),
 }
 
-# Models of ancestors as their own libraries publish them: format -> a file that its folders have, and the module with
-# `read_checkpoint` and `write_checkpoint`.
-ORIGINALS = {"elmo": ("options.json", "bert_keras.tasks.ancestors.elmo")}
+_NUMBER = re.compile(rb"[-+]?[0-9.]+(e[-+]?[0-9]+)?")
+VECTORS = "bert_keras.tasks.ancestors.word_vectors"
+# Models of ancestors as their own libraries publish them: format -> the module with `read_checkpoint` and `write_checkpoint`.
+ORIGINALS = {
+    "elmo": "bert_keras.tasks.ancestors.elmo",
+    "word2vec": VECTORS,
+    "word2vec-binary": VECTORS,
+    "glove": VECTORS,
+}
+_OF_VECTORS = (".bin", ".vec", ".txt")  # how names of files of word vectors end
 
 
 def original_in(path: Any) -> str | None:
-    """The format of ORIGINALS of a folder; None for another path."""
-    folder = pathlib.Path(path)
-    return next((name for name, (file, _) in ORIGINALS.items() if (folder / file).is_file()), None)
+    """The format of ORIGINALS of a folder, or of a file of word vectors; None for another path."""
+    place = pathlib.Path(path)
+    if (place / "options.json").is_file():
+        return "elmo"
+    if place.suffix not in _OF_VECTORS or not place.is_file():
+        return None
+    with place.open("rb") as file:
+        first = file.readline(100_000).split()
+    numbers = first[-2:]  # the sizes, or the end of a vector; a file of PyTorch begins with neither
+    return "word2vec" if len(first) > 1 and all(_NUMBER.fullmatch(one) for one in numbers) else None
 
 
 def original(name: str) -> Any:
     """The module of a format of ORIGINALS."""
-    return importlib.import_module(ORIGINALS[name][1])
+    return importlib.import_module(ORIGINALS[name])
 
 
 def encoder_class(config: BertConfig) -> Any:

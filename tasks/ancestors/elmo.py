@@ -334,7 +334,9 @@ def write(model: BiLM, folder: str | pathlib.Path) -> None:
     _write_tensors(model.config, tensors, pathlib.Path(folder))
 
 
-def write_checkpoint(checkpoint: Checkpoint, folder: str | pathlib.Path) -> list[str]:
+def write_checkpoint(
+    checkpoint: Checkpoint, folder: str | pathlib.Path, *, format: str = "elmo"
+) -> list[str]:
     """As `write`, for a checkpoint of an ElmoEncoder; returns the weights that the files have no place for.
 
     Raises BertKerasError for a checkpoint of another encoder.

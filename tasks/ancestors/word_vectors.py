@@ -18,17 +18,26 @@ import hashlib
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from bert_keras.checkpoints.checkpoint import Checkpoint
+from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.io.files import atomic_file
-from bert_keras.text.word_tokenizer import UNKNOWN_CLASS, class_of
+from bert_keras.text.rules import CLASS, OWN, Rules
+from bert_keras.text.vocabulary import Vocabulary
+from bert_keras.text.word_tokenizer import CLASSES, UNKNOWN_CLASS, class_of
+from bert_keras.text.wordpiece import BERT_TOKENS
 
 FORMATS = ("word2vec", "word2vec-binary", "glove")
 MAX_WORD, MAX_SIZE = 1_000, 65_536  # bytes of a word, numbers of a vector: more means another kind of file
 DRAWN = 0.05  # standard deviation of the vector of a new word
+TABLE = "embeddings/word_embeddings"
+# What an encoder of word vectors has, whatever the file.
+ENCODER: dict[str, Any] = {"encoder": "word-vectors", "num_layers": 0, "num_heads": 1, "type_vocab_size": 0}
+MAX_POSITIONS = 8192  # of a text: a bound alone
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -120,6 +129,56 @@ def write(found: WordVectors, path: str | pathlib.Path, *, format: str) -> None:
                 file.write(word.encode() + b" " + vector.tobytes() + b"\n")
             else:  # the shortest digits that give the same float32
                 file.write(f"{word} {' '.join(map(str, vector))}\n".encode())
+
+
+def read_checkpoint(path: str | pathlib.Path, vocabulary: Vocabulary | None = None) -> Checkpoint:
+    """The vectors of a file as a checkpoint for tasks, whose encoder is a WordVectorsEncoder. Raises the errors of `read`.
+
+    vocabulary: not read; the words are those of the file, and BERT's marks have vectors of zeros
+
+    A word that the file lacks has the vector of its class or of `<UNK>`, or, in a file without them, a random one of its own.
+    """
+    found = read(path)
+    marks, size = tuple(BERT_TOKENS.values()), found.vectors.shape[1]
+    rows = [row for word, row in found.places.items() if word not in (*marks, UNKNOWN_CLASS)]
+    first = np.zeros((len(marks), size), np.float32)
+    if (unknown := found.places.get(UNKNOWN_CLASS)) is not None:
+        first[marks.index(BERT_TOKENS["unknown"])] = found.vectors[unknown]
+    words = tuple(found.words[row] for row in rows)
+    has_classes = any(name in found.places for name in (UNKNOWN_CLASS, *CLASSES))
+    config = BertConfig(
+        vocab_size=len(marks) + len(words), hidden_size=size, max_positions=MAX_POSITIONS, **ENCODER
+    )
+    return Checkpoint(
+        config=config,
+        tensors={TABLE: np.concatenate([first, found.vectors[rows]])},
+        vocabulary=Vocabulary(
+            tokens=(*marks, *words),
+            lower_case=not any(
+                word != word.lower() for word in words if word not in (UNKNOWN_CLASS, *CLASSES)
+            ),
+            rules=Rules(new_words=CLASS if has_classes else OWN),
+        ),
+        format="word2vec",
+        path=str(path),
+    )
+
+
+def write_checkpoint(checkpoint: Checkpoint, path: str | pathlib.Path, *, format: str) -> list[str]:
+    """Writes the vectors of a checkpoint's words, and of its [UNK] as `<UNK>`; returns the weights that stay out.
+
+    format: one of FORMATS. Raises BertKerasError for a checkpoint of another encoder.
+    """
+    if checkpoint.config.encoder != ENCODER["encoder"]:
+        raise BertKerasError(
+            f"{checkpoint.prefix}its encoder is {checkpoint.config.encoder}; wanted word-vectors."
+        )
+    marks = {**dict.fromkeys(BERT_TOKENS.values()), BERT_TOKENS["unknown"]: UNKNOWN_CLASS}
+    named = [(marks.get(word, word), row) for row, word in enumerate(checkpoint.vocabulary.tokens or ())]
+    kept = [(word, row) for word, row in named if word is not None and not re.search(r"\s|^$", word)]
+    words, rows = zip(*kept, strict=True)
+    write(WordVectors(words, checkpoint.tensors[TABLE][[*rows]]), path, format=format)
+    return sorted({*checkpoint.tensors} - {TABLE})
 
 
 def _is_text(line: bytes) -> bool:

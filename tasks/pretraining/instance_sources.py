@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -95,6 +96,19 @@ class InstanceSource:
         """A sample of a phase's instances, or all if there are few."""
         raise NotImplementedError
 
+    @functools.cache  # noqa: B019  one source in a process
+    def token_counts(self) -> np.ndarray:
+        """The number of each token in the whole training text, int [V]; 0 for special tokens other than [UNK]."""
+        counts, special = np.zeros(self.vocab_size, np.int64), self._tokenizer.special
+        for ids in self._all_ids():
+            counts += np.bincount(ids.clip(0, self.vocab_size - 1), minlength=self.vocab_size)
+        counts[[*(special.ids - {special.unknown})]] = 0
+        return counts
+
+    def _all_ids(self) -> Iterator[np.ndarray]:
+        """The ids of the whole training text, int [N] for each part of it."""
+        raise NotImplementedError
+
     def counts(self, phase: int, columns: Mapping[str, np.ndarray]) -> TextCounts:
         """Counts of the text that a sample of a phase's instances is from. columns: the sample."""
         ids = columns[INPUT_WORD_IDS][columns[INPUT_MASK] > 0]
@@ -172,6 +186,11 @@ class TextInstances(InstanceSource):
         before = [place for place in self._places if place.instances <= skip]
         del self._places[: len(before) - 1]  # the stream prefetches and appends at the same time
         return before[-1]
+
+    def _all_ids(self) -> Iterator[np.ndarray]:
+        for some in shards(self._documents, size=SAMPLE_BYTES, least=1):
+            lines = [line for document in some for line in document]
+            yield self._tokenizer.tokenize(tf.constant(lines, tf.string)).values.numpy()
 
     def _some(self, sampling: Sampling) -> list[Document]:
         """The first documents, for a sample."""
@@ -265,6 +284,11 @@ class RecordInstances(InstanceSource):
 
     def sample(self, phase: int) -> tf.data.Dataset:
         return self._in_order[phase]
+
+    def _all_ids(self) -> Iterator[np.ndarray]:
+        for phase in self._sets.keys() - {None}:
+            for batch in self._in_order[phase].batch(SAMPLE).as_numpy_iterator():
+                yield batch[INPUT_WORD_IDS][batch[INPUT_MASK] > 0]
 
     def held_out(self, phase: int) -> tf.data.Dataset | None:
         found = self._in_order.get(None)

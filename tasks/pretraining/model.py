@@ -6,7 +6,7 @@ A recipe is also compared with records that are written: settings that contradic
 import dataclasses
 import json
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -34,6 +34,7 @@ from bert_keras.optimization.optimizers import LAMB, AdamW
 from bert_keras.optimization.pretrainers import Pretrainer, choose_pretrainer
 from bert_keras.optimization.schedules import SCHEDULES, WarmupLinearDecay
 from bert_keras.tasks.ancestors.language_model import NextWords, directions_of
+from bert_keras.tasks.ancestors.skip_gram import SkipGram
 from bert_keras.tasks.ancestors.transformer import Translation
 from bert_keras.tasks.devices.workers import Workers
 from bert_keras.tasks.hparams import PretrainHparams, Sampling
@@ -54,6 +55,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "replaced_token": ReplacedTokens,
     "next_words": NextWords,
     "translation": Translation,
+    "skip_gram": SkipGram,
 }
 
 
@@ -95,16 +97,24 @@ def check_direction(recipe: Recipe, config: BertConfig) -> None:
 
 
 def make_objectives(
-    recipe: Recipe, seq_length: int, *, pieces: Pieces, config: BertConfig | None = None
+    recipe: Recipe,
+    seq_length: int,
+    *,
+    pieces: Pieces,
+    config: BertConfig | None = None,
+    counts: Callable[[], np.ndarray] | None = None,
 ) -> list[Objective]:
     """The objectives for one length. Their fields are set by name from `pieces`, the masking, the encoder and the settings.
 
     config: of the encoder; None is that of the recipe
+    counts: gives the number of each token in the whole training text, for an objective with this field
     """
     config = recipe.config(vocab_size=len(pieces.continues)) if config is None else config
     known = {"pieces": pieces, "masking": recipe.masking(seq_length), **vars(recipe.hparams)}
     known |= {"directions": directions_of(config) or 1, "max_characters": config.max_characters}
     known |= {name: value for name, value in recipe.all_settings.items() if name not in known}
+    if counts is not None and any("counts" in names_of(kind) for kind in objective_classes(recipe)):
+        known["counts"] = counts()
     return [
         kind(**{name: known[name] for name in names_of(kind) if name in known})
         for kind in objective_classes(recipe)

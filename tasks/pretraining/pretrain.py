@@ -287,8 +287,8 @@ def plan_pretraining(given: Pretraining) -> Plan:
     check_direction(recipe, config)
     source = _source(given, tokenizer, config)
     lengths = [phase.seq_length for phase in source.phases]
-    pieces = Pieces.of(tokenizer)
-    objectives = [make_objectives(recipe, length, pieces=pieces, config=config) for length in lengths]
+    known: Any = {"pieces": Pieces.of(tokenizer), "config": config, "counts": source.token_counts}
+    objectives = [make_objectives(recipe, length, **known) for length in lengths]
     lines += source.lines
     for phase, predicted in enumerate(objectives):
         lines += check_data(source, phase, objectives=predicted, batch_size=hparams.batch_size)

@@ -111,7 +111,7 @@ class Recipe:
 
 
 # Fields of an objective that follow from the vocabulary, the masks and the encoder.
-NOT_SETTINGS = ("pieces", "masking", "directions")
+NOT_SETTINGS = ("pieces", "masking", "directions", "counts")
 
 
 def _own_settings(objective: type) -> type:
@@ -212,6 +212,29 @@ RECIPES = {
             "learning_rate": 5e-4,
             "embedding_size": 128,
             "activation": "gelu_erf",
+        },
+    ),
+    # Mikolov et al. 2013, the window, the negatives and the size. Unlike the paper: Adam, and subsampling for a text of millions
+    # of words, not billions.
+    "word-vectors": Recipe(
+        objectives=("skip_gram",),
+        settings={
+            "encoder": "word-vectors",
+            "max_positions": 8192,
+            "num_layers": 0,
+            "hidden_size": 300,
+            "num_heads": 1,
+            "type_vocab_size": 0,
+            "sampler": "contiguous",
+            "short_seq_prob": 0.0,
+            "phases": ((128, 1.0),),
+            "batch_size": 32,
+            "steps": 100_000,
+            "learning_rate": 5e-3,
+            "warmup_proportion": 0.0,
+            "weight_decay": 0.0,
+            "clip_norm": None,
+            "bias_correction": True,
         },
     ),
     # Howard and Ruder 2018, sec. 3.1: the AWD-LSTM of Merity et al. 2018 with ULMFiT's dropout, the defaults of AwdLstmSettings.

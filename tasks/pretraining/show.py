@@ -54,7 +54,8 @@ def show_instances(
     else:
         assert records is not None
         source = RecordInstances([records], None, **known)
-    objectives = make_objectives(recipe, source.phases[0].seq_length, pieces=Pieces.of(tokenizer))
+    pieces, counts = Pieces.of(tokenizer), source.token_counts
+    objectives = make_objectives(recipe, source.phases[0].seq_length, pieces=pieces, counts=counts)
     with source.reading(0):
         batches = make_batches(
             source.sample(0).take(count),
