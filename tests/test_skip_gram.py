@@ -1,5 +1,7 @@
 """Skip-gram: its pairs, an update beside plain NumPy, a pre-training that resumes, and files that become checkpoints."""
 
+import random
+
 import keras
 import numpy as np
 import pretrainings
@@ -69,7 +71,7 @@ def test_words_are_dropped_and_drawn_by_their_frequency():
 
 def test_one_update_is_that_of_plain_numpy():
     keras.utils.set_random_seed(3)
-    objective = SkipGram(counts=COUNTS, window=2, negatives=3)
+    objective = SkipGram(counts=COUNTS, window=2, negatives=3, subsample=None)
     model = Pretrainer(make_encoder(CONFIG, outputs=(SEQUENCE_OUTPUT,)), [objective])
     table, out = model.encoder.embedding_table, model.heads["skip_gram"].vectors
     random = np.random.default_rng(0)
@@ -102,14 +104,18 @@ def test_a_new_word_has_a_vector_of_its_own_in_every_process():
     np.testing.assert_allclose(found[1][:3], EARLIER, atol=1e-6)
 
 
-EARLIER = (0.0, 0.0, 0.0)
+EARLIER = (0.01634423, 0.02041863, -0.00742956)
 
 
 @pytest.mark.long
 def test_it_learns_and_a_resumed_run_has_the_same_bits(tmp_path):
     changes = {"encoder": "word-vectors", "num_layers": 0, "num_heads": 1, "subsample": None, "window": 2}
     changes |= {"learning_rate": 3e-2, "warmup_proportion": 0.0, "steps": 60, "hidden_size": 16}
-    given = pretrainings.given("word-vectors", changes=changes, held_out=pretrainings.documents(8, seed=5))
+    words = [word for word in runs.VOCABULARY if word.isalpha()]
+    topics = [words[i::4] for i in range(4)]  # a document has words of one
+    draw = random.Random(1)
+    made = [[" ".join(draw.choices(topics[i % 4], k=12)) for _ in range(4)] for i in range(80)]
+    given = pretrainings.given("word-vectors", changes=changes, documents=made[8:], held_out=made[:8])
     lines: list[str] = []
     results = pretrain(Pretraining(**given), tmp_path / "run", save_every=1000, log=lines.append, verbose=0)
     assert (

@@ -116,6 +116,9 @@ class OutputVectors(keras.layers.Layer):
         self.vectors = self.add_weight(name="vectors", shape=shape, initializer="zeros", autocast=False)
         self.built = True
 
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
+        """None: the labels have weights."""
+
     def call(self, centers: Any, ids: Any) -> Any:
         _, places, contexts, each = ids.shape
         places, width = places or ops.shape(ids)[1], self.vectors.shape[1]
@@ -193,7 +196,9 @@ class SkipGram(Objective):
         negatives = tf.searchsorted(below, tf.reshape(draws, [-1]), side="right")
         negatives = tf.reshape(tf.minimum(negatives, len(self.counts) - 1), tf.shape(draws))
         counted = tf.concat([inside[..., None], inside[..., None] & (negatives != around)], -1)
-        targets = tf.concat([around, negatives], -1)
+        targets = tf.ensure_shape(
+            tf.concat([around, negatives], -1), [None, None, len(steps), 1 + self.negatives]
+        )
         first = tf.one_hot(0, 1 + self.negatives, dtype=tf.int32)
         words = {
             INPUT_WORD_IDS: tf.where(there, centers, 0),
@@ -201,7 +206,11 @@ class SkipGram(Objective):
             INPUT_TYPE_IDS: tf.zeros_like(centers),
             TARGETS: targets,
         }
-        return words, tf.broadcast_to(first, tf.shape(targets)), tf.cast(counted, tf.float32)
+        return (
+            words,
+            first + tf.zeros_like(targets),
+            tf.ensure_shape(tf.cast(counted, tf.float32), targets.shape),
+        )
 
     def head(self, encoder: BertEncoder) -> OutputVectors:
         return OutputVectors(encoder.config, name=self.name, dtype=encoder.dtype_policy)
@@ -214,4 +223,4 @@ class SkipGram(Objective):
         return GlobalMean(binary_cross_entropy)
 
     def correct(self, labels: Any, logits: Any) -> Any:
-        return ops.cast((logits > 0) == (labels > 0), "float32")
+        return ops.cast(ops.equal(logits > 0, labels > 0), "float32")
