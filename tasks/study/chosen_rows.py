@@ -25,7 +25,8 @@ def chosen_rows(table: Sequence[Row], names: Sequence[str] | None) -> list[Row]:
     Raises BertKerasError for other names, for two rows whose folders would have one name, and for a row of a user's own with the
     weights of a row that has no pre-training here.
     """
-    known = {row.name: row for row in (*table, Row(name=CONTROL, weights=table[0].name, share=0.0))}
+    control = dataclasses.replace(table[0], name=CONTROL, weights=table[0].name, share=0.0)
+    known = {row.name: row for row in (*table, control)}
     if names is None:
         return [*known.values()]
     check_once("rows", names)

@@ -134,6 +134,13 @@ ABLATIONS = {
             "sst2": (92.9, 92.1, 92.5, 92.7),
         },
     ),
+    # Figures of Devlin et al. 2019: dev of table 7, test of table 1 (there ELMo's vectors are read by a BiLSTM with attention).
+    "story": Ablation(
+        "the story: word vectors, ELMo, ULMFiT, GPT, BERT",
+        ((4, 3), (4, 1), (3, 1), (1, 0)),
+        {"sst2": (None, 90.4, None, 91.3, 93.5), "conll2003": (None, 95.7, None, None, 96.4)},
+        learned=True,
+    ),
 }
 
 
@@ -190,11 +197,62 @@ def _formats(*, pair_batch: int | None = None, **settings: Any) -> tuple[Row, ..
     )
 
 
+def _story(**sizes: Mapping[str, Any]) -> tuple[Row, ...]:
+    """The ancestors in the order of their papers, then BERT.
+
+    sizes: the settings of a recipe; the paper's unless given. ULMFiT's and GPT's papers have no form for tags
+    """
+    texts = ("sst2",)
+    gradual = {"unfreeze": "gradual", "layer_decay": 0.4, "schedule": "slanted_triangular"}
+    rows: tuple[tuple[str, str, str | None, Mapping[str, Any], tuple[str, ...] | None], ...] = (
+        ("word vectors", "word-vectors", "words", {"feature_layers": "embeddings"}, None),
+        ("ELMo", "elmo", "words", {"feature_layers": "0+1+2"}, None),
+        ("ULMFiT", "ulmfit", "words", gradual, texts),
+        ("GPT", "gpt", None, {"lm_weight": 0.5}, texts),
+        ("BERT", "bert", None, {}, None),
+    )
+    return tuple(
+        Row(
+            name=name,
+            recipe=recipe,
+            vocabulary=words,
+            training=how,
+            tasks=tasks,
+            settings=sizes.get(recipe, {}),
+        )
+        for name, recipe, words, how, tasks in rows
+    )
+
+
 def _fractions(percent: str) -> list[float]:
     """80/10/10 -> 0.8, 0.1, 0.1."""
     return [int(one) / 100 for one in percent.split("/")]
 
 
+_SMALL_STORY: dict[str, dict[str, Any]] = {
+    "word-vectors": {"hidden_size": 128, "learning_rate": 5e-3},
+    "elmo": {
+        "hidden_size": 256,
+        "intermediate_size": 256,
+        "max_characters": 20,
+        "encoder_settings": {
+            "character_size": 16,
+            "filter_widths": [1, 2, 3, 4, 5],
+            "filter_counts": [32, 32, 64, 128, 128],
+            "highways": 1,
+        },
+        "hidden_dropout": 0.0,
+        "softmax_samples": 1024,
+        "learning_rate": 5e-3,
+    },
+    "ulmfit": {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_layers": 3,
+        "softmax_samples": 1024,
+        "learning_rate": 4e-3,
+    },
+}
 _LTR = "LTR and no NSP"
 _ROWS = {
     "tasks": (
@@ -262,6 +320,7 @@ SCALES = {
             "masking-rate": _rates(),
             # Pairs of sentences, of 60 tokens on average in Wikipedia's articles, fill 64 positions as other rows do.
             "input-format": _formats(),
+            "story": _story(**_SMALL_STORY),
         },
         tasks={
             "tasks": ("sst2", "mrpc"),
@@ -270,6 +329,7 @@ SCALES = {
             "steps": ("sst2",),
             "masking-rate": ("sst2", "mrpc"),
             "input-format": ("sst2", "mrpc"),
+            "story": ("sst2", "conll2003"),
         },
     ),
     # As in the paper: BERT base, its recipe and its tasks.
@@ -285,6 +345,7 @@ SCALES = {
             # All steps at 512 tokens, as in RoBERTa. In Wikipedia's articles, a pair of sentences has 60 tokens on average, and a
             # pair of segments 450.
             "input-format": _formats(pair_batch=8 * 256, phases=((512, 1.0),)),
+            "story": _story(),
         },
         tasks={name: tuple(ablation.figures) or ("mnli",) for name, ablation in ABLATIONS.items()}
         | {"masking-rate": ("mnli", "squad1.1")},
