@@ -166,7 +166,8 @@ class _Encoder:
         blocks = of_query * queries + of_key * c.num_layers * length
         rest = 2.0 * length * e * h if e != h else 0.0
         if self._predicts_tokens:
-            rest += 2 * predictions * (h * e + e * c.vocab_size)
+            dense = 0 if c.plain_heads else h * e
+            rest += 2 * predictions * (dense + e * c.vocab_size)
         if "replaced_token" in self.objectives:
             rest += 2 * length * h * (h + 1)
         if self.pools:
