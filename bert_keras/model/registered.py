@@ -28,7 +28,12 @@ CLASSES = {
         "MeanPooling",
     ),
     "bert_keras.model.crf": ("CRF",),
-    "bert_keras.optimization.schedules": ("LinearAfterWarmup", "SlantedTriangular", "WarmupLinearDecay"),
+    "bert_keras.optimization.schedules": (
+        "InverseSquareRoot",
+        "LinearAfterWarmup",
+        "SlantedTriangular",
+        "WarmupLinearDecay",
+    ),
     "bert_keras.optimization.losses": ("GlobalMean",),
     "bert_keras.optimization.optimizers": ("AdamW", "LAMB"),
     "bert_keras.model.tensorflow_layers": ("HubLayer", "PreprocessorLayer"),

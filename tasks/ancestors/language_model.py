@@ -138,7 +138,6 @@ def in_pieces(compute: Any, rows: tuple[Any, ...], whole: tuple[Any, ...], *, si
     return tf.while_loop(lambda start, _: start < count, add, (0, pieces))[1].concat()
 
 
-@keras.saving.register_keras_serializable("bert_keras")
 def true_word_loss(labels: Any, logits: Any) -> Any:
     """Minus the logarithm of the true word's probability: float32 [B, N, 2] of a NextWordsHead -> [B, N]."""
     return -logits[..., 0]
