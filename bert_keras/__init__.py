@@ -38,7 +38,12 @@ if TYPE_CHECKING:  # editors and type checkers read these lines; they do not run
     from bert_keras.optimization.optimizers import LAMB, AdamW
     from bert_keras.optimization.pretrainers import ElectraPretrainer, Pretrainer
     from bert_keras.optimization.replicas import without_autotuning
-    from bert_keras.optimization.schedules import LinearAfterWarmup, SlantedTriangular, WarmupLinearDecay
+    from bert_keras.optimization.schedules import (
+        InverseSquareRoot,
+        LinearAfterWarmup,
+        SlantedTriangular,
+        WarmupLinearDecay,
+    )
     from bert_keras.savedmodels.export import export
     from bert_keras.tasks.inspection.attention import attention, attention_summary
     from bert_keras.tasks.inspection.explanation import explain
@@ -82,6 +87,7 @@ __all__ = [
     "ElectraPretrainer",
     "GlobalMean",
     "HubLayer",
+    "InverseSquareRoot",
     "LayerMix",
     "LeftToRight",
     "LinearAfterWarmup",
@@ -156,7 +162,12 @@ _HOMES = {
     ),
     "bert_keras.optimization.pretrainers": ("ElectraPretrainer", "Pretrainer"),
     "bert_keras.optimization.replicas": ("without_autotuning",),
-    "bert_keras.optimization.schedules": ("LinearAfterWarmup", "SlantedTriangular", "WarmupLinearDecay"),
+    "bert_keras.optimization.schedules": (
+        "InverseSquareRoot",
+        "LinearAfterWarmup",
+        "SlantedTriangular",
+        "WarmupLinearDecay",
+    ),
     "bert_keras.optimization.losses": ("GlobalMean", "cross_entropy", "squared_error"),
     "bert_keras.optimization.optimizers": ("AdamW", "LAMB"),
     "bert_keras.checkpoints": ("load_encoder", "load_tokenizer"),

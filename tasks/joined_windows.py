@@ -41,9 +41,10 @@ def call_network(network: keras.Model, call: Callable[..., Any], inputs: Feature
     call: the network, or its form for stored vectors
     """
     ids = inputs[INPUT_MASK]
-    if len(ids.shape) == min(
-        len(one.shape) for one in network.inputs
-    ):  # characters have an axis more than the mask
+    axes = {
+        one.name: len(one.shape) for one in network.inputs
+    }  # own features may have fewer than the mask, or more
+    if all(len(one.shape) == axes.get(name, len(one.shape)) for name, one in inputs.items()):
         return call(inputs, training=training)
     rows = {name: _reshaped(one, [-1], one, 2) for name, one in inputs.items()}
     outputs = call(rows, training=training)

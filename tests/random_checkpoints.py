@@ -66,6 +66,13 @@ KINDS = {
     "electra": {"embedding_size": 4} | ERF,
     "roberta": {"position_offset": 2, "type_vocab_size": 1, "norm_epsilon": 1e-5} | ERF,
     "distilbert": {"type_vocab_size": 0, "pooler_activation": "relu", "classifier_dropout": 0.2} | ERF,
+    "openai-gpt": {
+        "type_vocab_size": 0,
+        "causal": True,
+        "embedding_norm": False,
+        "plain_heads": True,
+        "norm_epsilon": 1e-5,
+    },
     "bert_keras": {"causal": True, "embedding_size": 4},
 }
 

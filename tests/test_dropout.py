@@ -51,9 +51,8 @@ def test_dropout_of_attention_probabilities_has_the_attention_rate(hidden, atten
     counts = array(context)[..., ::16] * (1 - attention) * 64  # each of 4 heads is 16 equal numbers
     # The mean alone is the same without dropout: what tells is that these are whole numbers that vary.
     np.testing.assert_allclose(counts, np.round(counts), atol=1e-3)
-    assert abs(counts.mean() - 64 * (1 - attention)) <= 5 * math.sqrt(
-        64 * attention * (1 - attention) / counts.size
-    )
+    error = 5 * math.sqrt(64 * attention * (1 - attention) / counts.size)
+    assert counts.mean() == pytest.approx(64 * (1 - attention), abs=error + 1e-3)
     assert counts.std() == pytest.approx(math.sqrt(64 * attention * (1 - attention)), rel=0.08, abs=1e-3)
 
 

@@ -238,7 +238,9 @@ def test_scores_of_pairs(place):
     assert results["history"][-1]["loss"] < results["history"][0]["loss"]
     run = load_run(place / "stsb_run", data=place / "stsb")
     pearson = results["measures"]["val_pearson"]
-    assert evaluate(run, "validation")["pearson"] == pytest.approx(pearson, abs=1e-6)
+    assert evaluate(run, "validation")["pearson"] == pytest.approx(
+        pearson, abs=1e-5
+    )  # of scores that are nearly equal
 
 
 def test_checkpoint_without_pooler(task, place):
