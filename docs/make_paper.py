@@ -1,12 +1,13 @@
-"""Writes docs/paper.md from the code's citations and docs/papers.toml.
+"""Writes docs/paper.md from the code's citations and docs/papers.toml, and the lines of the code that docs/story.md links to.
 
     python docs/make_paper.py
 
 In: docstrings, comments and help texts that cite ("Devlin et al. 2019, sec. 3.1 and A.1, table 8") or say what is "Unlike the
 textbook: ..."; and papers.toml, which lists the parts that each paper has, with a test and a command. Out: one page of Markdown.
+In story.md, a link [`NAME`](FILE.py) gets the first and last line of the class, function or method NAME.
 
 Raises ValueError for a citation of a paper or a part that papers.toml lacks, a part with a place and without a test, or the
-reverse, a test that does not exist, and a command that the parser refuses.
+reverse, a test that does not exist, a command that the parser refuses, and a link to a name that its file lacks.
 """
 
 import ast
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 from bert_keras.cli.main import parser
 
 DOCS = Path(__file__).parent
-PAGE, PAPERS = DOCS / "paper.md", DOCS / "papers.toml"
+PAGE, PAPERS, STORY = DOCS / "paper.md", DOCS / "papers.toml", DOCS / "story.md"
 ROOT = DOCS.parent
 TESTS = ROOT / "tests"
 HEAD = """# From the papers to the code
@@ -38,6 +39,7 @@ CITATION = re.compile(
 )
 _UNREAD = re.compile(rf"{_JOIN}?{_GAP}\(?(?:sec\.|[Ss]ection|[Tt]able|[Ff]ig|[Aa]ppendix|eq\.|[A-H]\.\d)")
 _PART = re.compile(rf"(?:(?P<kind>{_KIND}){_GAP})?(?P<number>{_NUMBER})")
+NAME_LINK = re.compile(r"\[`(?P<name>[\w.]+)`\]\((?P<file>[\w./]+\.py)(?:#L\d+-L\d+)?\)")
 UNLIKE = re.compile(r"Unlike the textbook: ((?:[^\n\"]+\n?)+)")
 
 
@@ -199,6 +201,21 @@ def page(papers: dict[str, Any], texts: dict[str, str]) -> str:
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
+def with_lines(text: str) -> str:
+    """The text of a page of docs/ whose links to names have their lines. Raises ValueError as this file says."""
+
+    def found(link: re.Match[str]) -> str:
+        node: ast.AST = ast.parse((DOCS / link["file"]).read_text(encoding="utf-8"))
+        for name in link["name"].split("."):
+            inside = (one for one in getattr(node, "body", []) if getattr(one, "name", "") == name)
+            node = next(inside, node)
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef) or node.name != name:
+            raise ValueError(f"{link['file']} has no {link['name']}")
+        return f"[`{link['name']}`]({link['file']}#L{node.lineno}-L{node.end_lineno})"
+
+    return NAME_LINK.sub(found, text)
+
+
 def read_papers() -> dict[str, Any]:
     """The content of papers.toml."""
     return tomllib.loads(PAPERS.read_text(encoding="utf-8"))
@@ -206,3 +223,4 @@ def read_papers() -> dict[str, Any]:
 
 if __name__ == "__main__":
     PAGE.write_text(page(read_papers(), sources()), encoding="utf-8")
+    STORY.write_text(with_lines(STORY.read_text(encoding="utf-8")), encoding="utf-8")

@@ -23,6 +23,15 @@ def test_the_page_is_what_the_code_cites(make_paper):
     )
 
 
+def test_the_story_links_to_the_lines_of_the_code(make_paper):
+    text = make_paper.STORY.read_text(encoding="utf-8")
+    assert len(make_paper.NAME_LINK.findall(text)) > 10
+    assert make_paper.with_lines(text) == text, "docs/story.md has old lines: python docs/make_paper.py"
+    name = next(make_paper.NAME_LINK.finditer(text))["name"]
+    with pytest.raises(ValueError, match=r"\.py has no gone"):
+        make_paper.with_lines(text.replace(f"`{name}`", "`gone`"))
+
+
 CODE = '''"""A file (Doe et al. 2020, sec. 1)."""
 
 # Doe et al. 2020 (DOE), table 2
