@@ -32,6 +32,7 @@ class FeatureBiLSTM(keras.layers.Layer):
     """Combines the chosen layers of an encoder, then reads them with BiLSTM layers; padding is passed over.
 
     feature_layers: a row of the paper's Table 7, or numbers of layers, such as "9,10,11,12"
+    mix_norm: normalizes the layers of a weighted sum, see `layer_norm`
     lstm_layers: 0 only combines the layers
     lstm_units: of each direction
     lstm_dropout: before each BiLSTM
@@ -44,6 +45,7 @@ class FeatureBiLSTM(keras.layers.Layer):
         lstm_layers: int,
         lstm_units: int,
         lstm_dropout: float,
+        mix_norm: bool = False,
         name: str = "feature_bilstm",
         dtype: Any = None,
         trainable: bool = True,
@@ -53,6 +55,7 @@ class FeatureBiLSTM(keras.layers.Layer):
         self.feature_layers = feature_layers
         self.lstm_layers, self.lstm_units, self.lstm_dropout = lstm_layers, lstm_units, lstm_dropout
         self.mix = ScalarMix(name="scalar_mix", dtype=dtype) if is_mixed(feature_layers) else None
+        self.mix_norm = mix_norm
         self.dropouts, self.bilstms = [], []
         for i in range(lstm_layers):
             # float32: a cell adds to its state, and its gradients add up, over all tokens of a text.
@@ -66,14 +69,14 @@ class FeatureBiLSTM(keras.layers.Layer):
     @property
     def settings(self) -> dict[str, Any]:
         """The fields of Hparams that this layer was made with."""
-        names = ("feature_layers", "lstm_layers", "lstm_units", "lstm_dropout")
+        names = ("feature_layers", "lstm_layers", "lstm_units", "lstm_dropout", "mix_norm")
         return {name: getattr(self, name) for name in names}
 
     @property
     def described(self) -> str:
         """The layers and the BiLSTM in words."""
         bilstm = f", {self.lstm_layers} x BiLSTM of 2 x {self.lstm_units}" if self.lstm_layers else ""
-        return f"layers {self.feature_layers}{bilstm}"
+        return f"layers {self.feature_layers}{', normalized' * self.mix_norm}{bilstm}"
 
     @property
     def weights_of_layers(self) -> dict[str, Any] | None:
@@ -95,7 +98,7 @@ class FeatureBiLSTM(keras.layers.Layer):
     def call(self, vectors: Any, mask: Any, training: bool = False) -> Any:
         """Float [B, S, K, H] of K layers, bool [B, S] -> float [B, S, W]."""
         if self.mix is not None:
-            states = self.mix(vectors)
+            states = self.mix(layer_norm(vectors, mask) if self.mix_norm else vectors)
         else:
             batch, length = ops.shape(vectors)[:2]
             states = ops.reshape(vectors, (batch, length, self._combined_width(vectors.shape)))
@@ -233,6 +236,23 @@ class FrozenNetwork:
         vectors = ops.convert_to_tensor(inputs[VECTORS])
         rows = ops.reshape(vectors, (-1, ops.shape(vectors)[-3], *vectors.shape[-2:]))
         return self._above([*features, rows], training=training)
+
+
+def layer_norm(vectors: Any, mask: Any) -> Any:
+    """Gives each layer of each row the mean 0 and the variance 1: float [B, S, K, H], bool [B, S] -> float [B, S, K, H].
+
+    Mean and variance are over all numbers of a layer at the tokens of a row, as in allenai/bilm-tf (`do_layer_norm` of
+    `weight_layers`) for a batch of one sentence. There, they are over all sentences of a batch, so that a sentence has other
+    vectors in another batch; here a vector depends on its row alone. Padding is 0. (Peters et al. 2018, sec. 3.2)
+    """
+    x, real = ops.cast(vectors, "float32"), ops.cast(mask, "float32")[:, :, None, None]
+    count = ops.maximum(ops.sum(real, axis=1, keepdims=True), 1) * x.shape[-1]
+
+    def mean(values: Any) -> Any:
+        return ops.sum(values * real, axis=(1, 3), keepdims=True) / count
+
+    x = x - mean(x)
+    return ops.cast(x * ops.rsqrt(mean(ops.square(x)) + 1e-12) * real, vectors.dtype)
 
 
 @keras.saving.register_keras_serializable("bert_keras")
