@@ -12,7 +12,8 @@ from typing import Any
 from bert_keras.config import BertConfig
 from bert_keras.fields import Checked, Masking, like, setting, wrong_setting
 from bert_keras.io.own_code import load_own
-from bert_keras.model.choices import LAYERS, PRECISIONS, check_layers
+from bert_keras.model.choices import LAYERS, PRECISIONS, check_layers, is_mixed
+from bert_keras.model.encoders import BILSTM, READERS
 
 MAX_SEED = 2**32 - 1
 MAX_UNITS = 16_384  # of a direction of a BiLSTM
@@ -38,7 +39,7 @@ def segments_of(sampler: str) -> int:
 
 STRICT = ("next_sentence", "sentence_pair")  # the samplers that have a strict form
 # Fields of Hparams that apply only with feature_layers; the first describe the model.
-BILSTM_SETTINGS = ("lstm_layers", "lstm_units", "lstm_dropout")
+BILSTM_SETTINGS = ("lstm_layers", "lstm_units", "lstm_dropout", "mix_norm", "feature_reader")
 # LABEL=WEIGHT, up to a comma or the end: a label may have commas and equals signs.
 _WEIGHT = re.compile(r"(.+?)=([^=,]+)(?:,|$)", re.DOTALL)
 OF_FEATURES = (*BILSTM_SETTINGS, "feature_dtype")
@@ -138,6 +139,15 @@ class Hparams(StepSettings):
     lstm_dropout: float = setting(
         0.3, help="dropout before each of these BiLSTMs and before the head", at_least=0, below=1
     )
+    mix_norm: bool = setting(
+        False, help="normalize each layer of a weighted sum over the numbers of a text, before it is weighted"
+    )
+    feature_reader: str = setting(
+        BILSTM,
+        help="network on --feature-layers: taglm reads trained vectors of words and characters first, and joins the frozen ones "
+        "before its second BiLSTM",
+        choices=tuple(READERS),
+    )
     feature_dtype: str = setting(
         "float32",
         help="type of the stored vectors; float16 halves their size",
@@ -197,6 +207,14 @@ class Hparams(StepSettings):
             self._want_defaults(*OF_FEATURES, unless="without feature_layers")
         else:
             check_layers(self.feature_layers)
+            if not is_mixed(self.feature_layers):
+                self._want_defaults(
+                    "mix_norm", unless="unless feature_layers is a weighted sum, such as 0+1+2"
+                )
+            if self.feature_reader != BILSTM and self.lstm_layers < 2:
+                raise wrong_setting(
+                    self, "lstm_layers", f"2 or more if feature_reader is {self.feature_reader}"
+                )
             self._want_defaults(
                 *("lora_rank", "unfreeze", "layer_decay", "rematerialize", "lm_weight"),
                 unless="if feature_layers is set",

@@ -71,13 +71,13 @@ def write_checkpoint(
 
     from bert_keras import checkpoints
     from bert_keras.config import BertConfig
-    from bert_keras.model.encoder import BertEncoder
+    from bert_keras.model.encoders import make_encoder
     from bert_keras.model.heads import MaskedLMHead
 
     keras.utils.set_random_seed(0)  # a module's fixtures come before the seeds of its first test
     vocabulary = vocabulary or Vocabulary(VOCABULARY, lower_case=True)
     config = BertConfig(**(SIZES | {"vocab_size": len(vocabulary.tokens)} | changes))
-    encoder = BertEncoder(config)
+    encoder = make_encoder(config)
     heads = {"masked_lm": MaskedLMHead(encoder)} if masked_lm else {}
     checkpoint = checkpoints.collect(config, encoder, **heads)
     checkpoints.write(dataclasses.replace(checkpoint, vocabulary=vocabulary), folder, format="hugging-face")

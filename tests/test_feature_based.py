@@ -20,7 +20,7 @@ from bert_keras.errors import BertKerasError
 from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_INPUTS, ENCODER_OUTPUTS
 from bert_keras.model.choices import LAYERS, places_of
 from bert_keras.model.encoder import BertEncoder
-from bert_keras.model.feature_bilstm import FeatureBiLSTM, ScalarMix, bilstm_parameters
+from bert_keras.model.feature_bilstm import FeatureBiLSTM, ScalarMix, bilstm_parameters, layer_norm
 from bert_keras.tasks.frozen.cache import GroupFile, open_cache, write_rows, writing_cache
 from bert_keras.tasks.frozen.extract_file import WRITERS, extract_file
 from bert_keras.tasks.frozen.extractor import Extractor, text_units
@@ -96,6 +96,28 @@ def test_scalar_mix_by_hand():
     # 2 * (1/8 [1 2] + 2/8 [3 4] + 5/8 [5 12])
     np.testing.assert_allclose(mix(x), [[8, 17.5]], rtol=1e-6)
     assert [tuple(variable.shape) for variable in mix.trainable_variables] == [(3,), ()]
+
+
+def test_layers_are_normalized_over_the_numbers_of_a_row_before_they_are_weighted():
+    """Against NumPy, row by row without padding: neither the padding nor the other rows change a number."""
+    draw, lengths = np.random.default_rng(3), (6, 4, 1)
+    vectors = draw.normal(2, draw.uniform(1, 5, (1, 1, 3, 1)), (3, 6, 3, 5)).astype("float32")
+    mask = np.arange(6) < np.array(lengths)[:, None]
+    found = np.asarray(layer_norm(vectors, mask))
+    layer = FeatureBiLSTM(
+        feature_layers="0+1+2", lstm_layers=0, lstm_units=4, lstm_dropout=0.0, mix_norm=True
+    )
+    layer.build(vectors.shape)
+    layer.mix.set_weights([np.log(np.float32([1, 2, 5])), np.float32(2)])
+    mixed = np.asarray(layer(vectors, mask))
+    for row, length in enumerate(lengths):
+        x = vectors[row, :length].astype("float64")
+        wanted = (x - x.mean((0, 2), keepdims=True)) / x.std((0, 2), keepdims=True)
+        np.testing.assert_allclose(found[row, :length], wanted, atol=1e-5)
+        sums = 2 * np.einsum("k,nkh->nh", np.float64([1, 2, 5]) / 8, wanted)
+        np.testing.assert_allclose(mixed[row, :length], sums, atol=1e-5)
+    assert not found[~mask].any()
+    assert FeatureBiLSTM.from_config(layer.get_config()).mix_norm
 
 
 def outputs_of(checkpoint, features) -> np.ndarray:

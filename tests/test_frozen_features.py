@@ -419,6 +419,11 @@ def test_the_default_rate_is_that_of_a_bilstm_unless_one_is_given():
         ({"feature_layers": "last", "unfreeze": "gradual"}, "unfreeze must be None if feature_layers is set"),
         ({"feature_layers": "last", "layer_decay": 0.9}, "layer_decay must be 1.0 if feature_layers is set"),
         ({"feature_layers": "last", "lstm_units": 0}, "lstm_units must be a whole number of at least 1"),
+        ({"mix_norm": True}, "mix_norm must be False without feature_layers"),
+        (
+            {"feature_layers": "0,1", "mix_norm": True},
+            "mix_norm must be False unless feature_layers is a weighted",
+        ),
         (
             {"feature_layers": "last", "lstm_dropout": 1.0},
             "lstm_dropout must be a finite number of at least 0 and below 1",

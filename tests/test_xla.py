@@ -4,6 +4,8 @@ XLA runs on the CPU here. Strings, masking and decoding run on the host: they ar
 under XLA are not those of its CPU kernels, so the steps are compared without dropout, and a step with dropout is only compiled.
 """
 
+import dataclasses
+
 import keras
 import numpy as np
 import pretrainings
@@ -12,7 +14,12 @@ import tensorflow as tf
 from runs import VOCABULARY, write_checkpoint
 from string_tasks import TASKS
 
+from bert_keras.config import BERT, BertConfig
+from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_OUTPUTS, INPUT_CHARACTERS, INPUT_WORD_IDS
 from bert_keras.model.encoder import BertEncoder
+from bert_keras.model.encoders import ENCODERS, make_encoder
+from bert_keras.model.feature_bilstm import OUTPUTS
+from bert_keras.tasks.ancestors.awd_lstm import AwdLstmSettings
 from bert_keras.tasks.pretraining.estimate import HEADS
 from bert_keras.tasks.pretraining.pretrain import Pretraining, plan_pretraining
 from bert_keras.tasks.pretraining.recipes import RECIPES
@@ -125,6 +132,50 @@ def test_a_step_of_a_recipe(recipe, monkeypatch):
     plan = plan_pretraining(Pretraining(**given))
     with with_padding(plan.model):
         assert_compiled_equals_plain(plan.model, next(iter(plan.stages[0].batches(0))))
+
+
+ANCESTORS = {
+    "word-vectors": {"num_layers": 0},
+    "cove": {"num_layers": 2, "embedding_size": 4},
+    "awd-lstm": {
+        "num_layers": 2,
+        "causal": True,
+        "encoder_settings": {field.name: 0.0 for field in dataclasses.fields(AwdLstmSettings)},
+    },
+    "elmo": {
+        "num_layers": 2,
+        "max_characters": 5,
+        "encoder_settings": {"character_size": 3, "filter_widths": [1, 2], "filter_counts": [4, 4]},
+    },
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [name for name in ENCODERS if name != BERT])
+def test_the_states_and_gradients_of_an_ancestor(name):
+    """Of all layers, on rows with padding."""
+    sizes = {"vocab_size": 30, "hidden_size": 8, "num_heads": 1, "intermediate_size": 6, "type_vocab_size": 0}
+    config = BertConfig(encoder=name, hidden_dropout=0.0, initializer_range=0.5, **sizes, **ANCESTORS[name])
+    encoder, draw = make_encoder(config, outputs=OUTPUTS), np.random.default_rng(0)
+    mask = np.int32([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    given = {one: mask for one in config.inputs} | {INPUT_WORD_IDS: mask * draw.integers(1, 30, mask.shape)}
+    if config.max_characters:
+        given[INPUT_CHARACTERS] = mask[..., None] * draw.integers(1, 262, (*mask.shape, 5))
+    features = {one: tf.constant(value, tf.int32) for one, value in given.items()}
+    variables = [one.value for one in encoder.trainable_variables]
+
+    def step():
+        with tf.GradientTape() as tape:
+            outputs = encoder(features, training=True)
+            states = [outputs[EMBEDDING_OUTPUT], *outputs[ENCODER_OUTPUTS]]
+            loss = sum(tf.reduce_sum(one**2) for one in states)
+        gradients = tape.gradient(loss, variables, unconnected_gradients="zero")
+        return states, [tf.convert_to_tensor(one) for one in gradients]
+
+    plain = tf.nest.flatten(tf.function(step)())
+    assert max(np.abs(one).max() for one in plain[config.num_layers + 1 :]) > 1e-3
+    for one, other in zip(plain, tf.nest.flatten(tf.function(step, jit_compile=True)()), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -24,6 +24,13 @@ ENCODERS = {
     "elmo": ("bert_keras.tasks.ancestors.elmo", "ElmoEncoder"),
 }
 
+# The networks that a task puts on the vectors of a frozen encoder, as ENCODERS.
+BILSTM = "bilstm"
+READERS = {
+    BILSTM: ("bert_keras.model.feature_bilstm", "FeatureBiLSTM"),
+    "taglm": ("bert_keras.tasks.ancestors.taglm", "TagLM"),
+}
+
 _NUMBER = re.compile(rb"[-+]?[0-9.]+(e[-+]?[0-9]+)?")
 VECTORS = "bert_keras.tasks.ancestors.word_vectors"
 # Models of ancestors as their own libraries publish them: format -> the module with `read_checkpoint` and `write_checkpoint`.
@@ -58,7 +65,15 @@ def encoder_class(config: BertConfig) -> Any:
     """The class of a configuration's encoder. Raises BertKerasError for a name that has no row."""
     if config.encoder not in ENCODERS:
         raise BertKerasError(f"encoder is {config.encoder!r}; the encoders are {', '.join(ENCODERS)}.")
-    module, name = ENCODERS[config.encoder]
+    return _load(*ENCODERS[config.encoder])
+
+
+def reader_class(name: str) -> Any:
+    """The class of a row of READERS."""
+    return _load(*READERS[name])
+
+
+def _load(module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 

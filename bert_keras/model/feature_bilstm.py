@@ -3,14 +3,15 @@
     inputs -> BertEncoder -> vectors [B, S, K, H] -> FeatureBiLSTM -> states [B, S, W] -> a task's head
 
 `FrozenNetwork` cuts a task's model at the vectors: they are computed once, and only the part above them is trained. That part
-needs no encoder: `StoredVectors` stands in its place. `LayerMix` combines layers alone, without a BiLSTM.
+needs no encoder: `StoredVectors` stands in its place. `LayerMix` combines layers alone, without a BiLSTM. Another row of READERS
+than "bilstm", a subclass, reads features of the words beside the vectors.
 
 Sources: Devlin et al. 2019, sec. 5.3; Peters et al. 2018 (ELMo).
 """
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 from keras import ops
@@ -20,7 +21,7 @@ from bert_keras.errors import BertKerasError
 from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_OUTPUTS, INPUT_MASK, POOLED_OUTPUT, SEQUENCE_OUTPUT
 from bert_keras.model.choices import check_layers, is_mixed, places_of
 from bert_keras.model.encoder import BertEncoder
-from bert_keras.model.encoders import check_layer_widths
+from bert_keras.model.encoders import BILSTM, check_layer_widths, reader_class
 from bert_keras.model.kernels import wide
 
 VECTORS = "vectors"  # the feature of a data set whose vectors were computed before
@@ -32,10 +33,13 @@ class FeatureBiLSTM(keras.layers.Layer):
     """Combines the chosen layers of an encoder, then reads them with BiLSTM layers; padding is passed over.
 
     feature_layers: a row of the paper's Table 7, or numbers of layers, such as "9,10,11,12"
+    mix_norm: normalizes the layers of a weighted sum, see `layer_norm`
     lstm_layers: 0 only combines the layers
     lstm_units: of each direction
     lstm_dropout: before each BiLSTM
     """
+
+    reader: ClassVar[str] = BILSTM  # a row of READERS
 
     def __init__(
         self,
@@ -44,6 +48,7 @@ class FeatureBiLSTM(keras.layers.Layer):
         lstm_layers: int,
         lstm_units: int,
         lstm_dropout: float,
+        mix_norm: bool = False,
         name: str = "feature_bilstm",
         dtype: Any = None,
         trainable: bool = True,
@@ -53,6 +58,7 @@ class FeatureBiLSTM(keras.layers.Layer):
         self.feature_layers = feature_layers
         self.lstm_layers, self.lstm_units, self.lstm_dropout = lstm_layers, lstm_units, lstm_dropout
         self.mix = ScalarMix(name="scalar_mix", dtype=dtype) if is_mixed(feature_layers) else None
+        self.mix_norm = mix_norm
         self.dropouts, self.bilstms = [], []
         for i in range(lstm_layers):
             # float32: a cell adds to its state, and its gradients add up, over all tokens of a text.
@@ -63,17 +69,34 @@ class FeatureBiLSTM(keras.layers.Layer):
             )
             self.bilstms.append(keras.layers.Bidirectional(lstm, name=f"bilstm_{i}", dtype=wide(dtype)))
 
+    @classmethod
+    def on(cls, config: BertConfig, **settings: Any) -> "FeatureBiLSTM":
+        """The layer on an encoder of this configuration."""
+        return cls(**settings)
+
+    def words_in(self, inputs: Mapping[str, Any]) -> list[Any]:
+        """The features that it reads beside vectors and mask, in the order of the arguments of `call`."""
+        return []
+
+    def input_widths(self, combined: int) -> list[int]:
+        """The width that each BiLSTM reads, where the combined layers of the encoder have the width `combined`."""
+        return [combined, *[2 * self.lstm_units] * (self.lstm_layers - 1)][: self.lstm_layers]
+
     @property
     def settings(self) -> dict[str, Any]:
         """The fields of Hparams that this layer was made with."""
-        names = ("feature_layers", "lstm_layers", "lstm_units", "lstm_dropout")
+        return {"feature_reader": self.reader, **self._arguments}
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
+        names = ("feature_layers", "lstm_layers", "lstm_units", "lstm_dropout", "mix_norm")
         return {name: getattr(self, name) for name in names}
 
     @property
     def described(self) -> str:
         """The layers and the BiLSTM in words."""
         bilstm = f", {self.lstm_layers} x BiLSTM of 2 x {self.lstm_units}" if self.lstm_layers else ""
-        return f"layers {self.feature_layers}{bilstm}"
+        return f"layers {self.feature_layers}{', normalized' * self.mix_norm}{bilstm}"
 
     @property
     def weights_of_layers(self) -> dict[str, Any] | None:
@@ -86,22 +109,29 @@ class FeatureBiLSTM(keras.layers.Layer):
     def build(self, vectors_shape: Any, mask_shape: Any = None) -> None:
         if self.mix is not None:
             self.mix.build(vectors_shape)
-        width = self._combined_width(vectors_shape)
-        for bilstm in self.bilstms:
+        widths = self.input_widths(self._combined_width(vectors_shape))
+        for bilstm, width in zip(self.bilstms, widths, strict=True):
             bilstm.build((*vectors_shape[:2], width))
-            width = 2 * self.lstm_units
         self.built = True
 
     def call(self, vectors: Any, mask: Any, training: bool = False) -> Any:
         """Float [B, S, K, H] of K layers, bool [B, S] -> float [B, S, W]."""
-        if self.mix is not None:
-            states = self.mix(vectors)
-        else:
-            batch, length = ops.shape(vectors)[:2]
-            states = ops.reshape(vectors, (batch, length, self._combined_width(vectors.shape)))
-        for dropout, bilstm in zip(self.dropouts, self.bilstms, strict=True):
-            states = bilstm(dropout(states, training=training), mask=mask, training=training)
+        states = self.combine(vectors, mask)
+        for i in range(self.lstm_layers):
+            states = self.read(i, states, mask, training=training)
         return states
+
+    def combine(self, vectors: Any, mask: Any) -> Any:
+        """Float [B, S, K, H] -> float [B, S, W], the chosen layers as one vector."""
+        if self.mix is not None:
+            return self.mix(layer_norm(vectors, mask) if self.mix_norm else vectors)
+        batch, length = ops.shape(vectors)[:2]
+        return ops.reshape(vectors, (batch, length, self._combined_width(vectors.shape)))
+
+    def read(self, i: int, states: Any, mask: Any, *, training: bool) -> Any:
+        """The states of BiLSTM i, float [B, S, 2 * lstm_units]."""
+        dropped = self.dropouts[i](states, training=training)
+        return self.bilstms[i](dropped, mask=mask, training=training)
 
     def compute_output_shape(self, vectors_shape: Any, mask_shape: Any = None) -> tuple[Any, ...]:
         width = 2 * self.lstm_units if self.lstm_layers else self._combined_width(vectors_shape)
@@ -112,7 +142,13 @@ class FeatureBiLSTM(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         policy = keras.dtype_policies.serialize(self.dtype_policy)
-        return {**self.settings, "name": self.name, "dtype": policy, "trainable": self.trainable}
+        return {**self._arguments, "name": self.name, "dtype": policy, "trainable": self.trainable}
+
+
+def make_reader(config: BertConfig, *, feature_reader: str = BILSTM, **settings: Any) -> FeatureBiLSTM:
+    """The layer that reads the vectors of an encoder, a FeatureBiLSTM with these settings."""
+    made: FeatureBiLSTM = reader_class(feature_reader).on(config, **settings)
+    return made
 
 
 class StoredVectors(keras.layers.Layer):
@@ -138,7 +174,7 @@ class FeatureEncoder:
     """A frozen encoder with a FeatureBiLSTM on it, in the form in which `Problem.model` reads an encoder.
 
     encoder: made with OUTPUTS; it is frozen here. A config alone makes a model without an encoder, for stored vectors
-    settings: the arguments of FeatureBiLSTM
+    settings: the arguments of `make_reader`
     dtype: the policy of a model without an encoder
 
     The head has the dropout `lstm_dropout`. Raises BertKerasError for layers that the encoder lacks.
@@ -155,7 +191,7 @@ class FeatureEncoder:
             encoder.trainable = False
             self._encoder, self._vectors = encoder, self._of_encoder
             self.dtype_policy = encoder.dtype_policy
-        self.bilstm = FeatureBiLSTM(**settings, dtype=self.dtype_policy)
+        self.bilstm = make_reader(config, **settings, dtype=self.dtype_policy)
         width = self.bilstm.compute_output_shape((None, None, len(self.places), config.hidden_size))[-1]
         # Heads read the width of the states, the dropout and `causal`.
         self.config = dataclasses.replace(
@@ -178,7 +214,7 @@ class FeatureEncoder:
         without a token, it is 0.
         """
         real = inputs[INPUT_MASK] > 0
-        states = self.bilstm(self._vectors(inputs), real)
+        states = self.bilstm(self._vectors(inputs), real, *self.bilstm.words_in(inputs))
         pooled = ops.max(ops.where(ops.expand_dims(real, -1), states, float("-inf")), axis=1)
         pooled = ops.where(ops.any(real, axis=1, keepdims=True), pooled, 0)
         return {SEQUENCE_OUTPUT: states, POOLED_OUTPUT: pooled}
@@ -193,11 +229,8 @@ def bilstm_parameters(config: BertConfig, features: Mapping[str, Any]) -> int:
     """The number of weights of the BiLSTM layers that `features` describe."""
     places = places_of(features["feature_layers"], num_layers=config.num_layers)
     width = config.hidden_size * (1 if is_mixed(features["feature_layers"]) else len(places))
-    units, count = features["lstm_units"], 0
-    for _ in range(features["lstm_layers"]):
-        count += 2 * 4 * units * (width + units + 1)
-        width = 2 * units
-    return count
+    units, widths = features["lstm_units"], make_reader(config, **features).input_widths(width)
+    return sum(2 * 4 * units * (width + units + 1) for width in widths)
 
 
 def bilstm_of(network: keras.Model) -> FeatureBiLSTM | None:
@@ -233,6 +266,23 @@ class FrozenNetwork:
         vectors = ops.convert_to_tensor(inputs[VECTORS])
         rows = ops.reshape(vectors, (-1, ops.shape(vectors)[-3], *vectors.shape[-2:]))
         return self._above([*features, rows], training=training)
+
+
+def layer_norm(vectors: Any, mask: Any) -> Any:
+    """Gives each layer of each row the mean 0 and the variance 1: float [B, S, K, H], bool [B, S] -> float [B, S, K, H].
+
+    Mean and variance are over all numbers of a layer at the tokens of a row, as in allenai/bilm-tf (`do_layer_norm` of
+    `weight_layers`) for a batch of one sentence. There, they are over all sentences of a batch, so that a sentence has other
+    vectors in another batch; here a vector depends on its row alone. Padding is 0. (Peters et al. 2018, sec. 3.2)
+    """
+    x, real = ops.cast(vectors, "float32"), ops.cast(mask, "float32")[:, :, None, None]
+    count = ops.maximum(ops.sum(real, axis=1, keepdims=True), 1) * x.shape[-1]
+
+    def mean(values: Any) -> Any:
+        return ops.sum(values * real, axis=(1, 3), keepdims=True) / count
+
+    x = x - mean(x)
+    return ops.cast(x * ops.rsqrt(mean(ops.square(x)) + 1e-12) * real, vectors.dtype)
 
 
 @keras.saving.register_keras_serializable("bert_keras")

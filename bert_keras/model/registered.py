@@ -43,6 +43,7 @@ CLASSES = {
     "bert_keras.tasks.problems.embedding": ("Pooling",),
     "bert_keras.model.feature_bilstm": ("FeatureBiLSTM", "LayerMix", "ScalarMix"),
     "bert_keras.tasks.strings.text_model": ("TextModel",),
+    "bert_keras.tasks.ancestors.taglm": ("TagLM",),
 }
 FUNCTIONS = {
     "bert_keras.model.crf": ("crf_loss",),

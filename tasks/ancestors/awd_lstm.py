@@ -20,9 +20,8 @@ from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.features import DTYPE, INPUT_MASK, INPUT_WORD_IDS
 from bert_keras.fields import Checked, setting
-from bert_keras.model.kernels import dropout, look_up, wide
-from bert_keras.model.layers import truncated_normal
-from bert_keras.tasks.ancestors.encoder import AncestorEncoder, Shapes, checked_settings
+from bert_keras.model.kernels import dropout, wide
+from bert_keras.tasks.ancestors.encoder import AncestorEncoder, Shapes, WordTable, checked_settings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,25 +37,18 @@ class AwdLstmSettings(Checked):
     )
 
 
-class WordEmbeddings(keras.layers.Layer):
+class DroppedWords(WordTable):
     """Word ids int32 [B, S] -> float [B, S, H].
 
     rate: of words, each a row of the table, that have the vector 0 in the whole batch. The others grow by 1 / (1 - rate)
     """
 
     def __init__(self, config: BertConfig, *, rate: float, dtype: Any = None) -> None:
-        super().__init__(name="embeddings", dtype=dtype)
-        self.config, self.rate, self.seeds = config, rate, keras.random.SeedGenerator()
-
-    def build(self, input_shape: Any = None) -> None:
-        shape = (self.config.vocab_size, self.config.hidden_size)
-        self.word_embeddings = self.add_weight(
-            name="word_embeddings", shape=shape, initializer=truncated_normal(self.config), autocast=False
-        )
-        self.built = True
+        super().__init__(config, width=config.hidden_size, dtype=dtype)
+        self.rate, self.seeds = rate, keras.random.SeedGenerator()
 
     def call(self, ids: Any, training: bool = False) -> Any:
-        vectors = ops.cast(look_up(self.word_embeddings, ids), self.compute_dtype)
+        vectors = super().call(ids)
         if not training or not self.rate:
             return vectors
         kept = dropout(ops.ones((self.config.vocab_size,), vectors.dtype), self.rate, self.seeds)
@@ -103,7 +95,7 @@ class AwdLstmEncoder(AncestorEncoder):
         if not config.causal or config.num_layers < 1:
             raise BertKerasError("awd-lstm reads from the left; set causal, and num_layers 1 or more.")
         rates, wider = checked_settings(AwdLstmSettings, config), wide(self.dtype_policy)
-        self.embeddings = WordEmbeddings(config, rate=rates.embedding_dropout, dtype=self.dtype_policy)
+        self.embeddings = DroppedWords(config, rate=rates.embedding_dropout, dtype=self.dtype_policy)
         self.embeddings.build()
         widths = (config.hidden_size, *self.layer_widths(config))
         # float32: a cell adds to its state, and its gradients add up, over all tokens of a text.

@@ -19,30 +19,11 @@ from keras import ops
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.features import DTYPE, INPUT_MASK, INPUT_WORD_IDS
-from bert_keras.model.kernels import look_up, wide
-from bert_keras.model.layers import MASKED_SCORE, Dense, Dropout, truncated_normal
-from bert_keras.tasks.ancestors.encoder import AncestorEncoder, Shapes
+from bert_keras.model.kernels import wide
+from bert_keras.model.layers import MASKED_SCORE, Dense, Dropout
+from bert_keras.tasks.ancestors.encoder import AncestorEncoder, Shapes, WordTable
 
 DIRECTIONS = ("forward", "backward")
-
-
-class WordTable(keras.layers.Layer):
-    """Word ids int32 [B, S] -> float [B, S, E], the rows of a table."""
-
-    def __init__(self, config: BertConfig, *, dtype: Any = None) -> None:
-        super().__init__(name="embeddings", dtype=dtype)
-        self.config = config
-
-    def build(self, input_shape: Any = None) -> None:
-        """No shape is needed: every size stands in the config."""
-        shape = (self.config.vocab_size, self.config.embedding_width)
-        self.word_embeddings = self.add_weight(
-            name="word_embeddings", shape=shape, initializer=truncated_normal(self.config), autocast=False
-        )
-        self.built = True
-
-    def call(self, ids: Any) -> Any:
-        return ops.cast(look_up(self.word_embeddings, ids), self.compute_dtype)
 
 
 class CoveEncoder(AncestorEncoder):
@@ -54,7 +35,7 @@ class CoveEncoder(AncestorEncoder):
                 f"cove has hidden_size {config.hidden_size}, embedding_size {config.embedding_width} and num_layers "
                 f"{config.num_layers}; give a hidden_size of two embedding_sizes, and a layer."
             )
-        self.embeddings = WordTable(config, dtype=self.dtype_policy)
+        self.embeddings = WordTable(config, width=config.embedding_width, dtype=self.dtype_policy)
         self.embeddings.build()
         self.dropout = Dropout(config.hidden_dropout, name="dropout", dtype=self.dtype_policy)
         self.bilstms, width = [], config.embedding_width

@@ -91,9 +91,11 @@ def characters(words: Any, config: BiLMConfig) -> tf.Tensor:
 
 
 class CharacterCNN(keras.layers.Layer):
-    """Characters int32 [B, N, C] -> word vectors float32 [B, N, P]."""
+    """Characters int32 [B, N, C] -> word vectors float32 [B, N, P]; without the projection, P is the number of filters."""
 
-    def __init__(self, config: BiLMConfig, *, name: str = "character_cnn", dtype: Any = None) -> None:
+    def __init__(
+        self, config: BiLMConfig, *, project: bool = True, name: str = "character_cnn", dtype: Any = None
+    ) -> None:
         super().__init__(name=name, dtype=dtype)
         self.config, width = config, sum(config.filter_counts)
         wide = keras.initializers.RandomUniform(-1.0, 1.0)  # allenai/bilm-tf training.py
@@ -109,14 +111,14 @@ class CharacterCNN(keras.layers.Layer):
             keras.layers.Dense(width, activation="relu", name=f"transform_{i}")
             for i in range(config.highways)
         ]
-        self.projection = keras.layers.Dense(config.projection, name="projection")
+        self.projections = [keras.layers.Dense(config.projection, name="projection")] if project else []
 
     def build(self, input_shape: Any) -> None:
         width, size = sum(self.config.filter_counts), self.config.character_size
         self.embedding.build(None)
         for one in self.filters:
             one.build((None, self.config.max_characters, size))
-        for one in (*self.carries, *self.transforms, self.projection):
+        for one in (*self.carries, *self.transforms, *self.projections):
             one.build((None, width))
         self.built = True
 
@@ -129,7 +131,9 @@ class CharacterCNN(keras.layers.Layer):
         for carry, transform in zip(self.carries, self.transforms, strict=True):
             gate = carry(x)
             x = gate * transform(x) + (1 - gate) * x
-        return ops.reshape(self.projection(x), (-1, count, self.config.projection))
+        for projection in self.projections:
+            x = projection(x)
+        return ops.reshape(x, (-1, count, x.shape[-1]))
 
 
 # -----------------------------------------------------------------------------------------------------------

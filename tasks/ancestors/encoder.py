@@ -24,8 +24,8 @@ from bert_keras.features import (
 )
 from bert_keras.fields import Checked, names_of
 from bert_keras.model.encoder import ALL, BertEncoder, gather_positions, pooled_position
-from bert_keras.model.kernels import ACTIVATIONS
-from bert_keras.model.layers import Dense
+from bert_keras.model.kernels import ACTIVATIONS, look_up
+from bert_keras.model.layers import Dense, truncated_normal
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -38,6 +38,29 @@ def checked_settings(kind: type[Checked], config: BertConfig) -> Any:
             f"{config.encoder} has no encoder_settings {', '.join(unknown)}; it has {', '.join(names_of(kind))}."
         )
     return kind(**given)
+
+
+class WordTable(keras.layers.Layer):
+    """Word ids int32 [B, S] -> float [B, S, E], the rows of a table.
+
+    initializer: None takes BERT's, a truncated normal
+    """
+
+    def __init__(self, config: BertConfig, *, width: int, initializer: Any = None, dtype: Any = None) -> None:
+        super().__init__(name="embeddings", dtype=dtype)
+        self.config, self.width = config, width
+        self.initializer = truncated_normal(config) if initializer is None else initializer
+
+    def build(self, input_shape: Any = None) -> None:
+        """No shape is needed: every size is known."""
+        shape = (self.config.vocab_size, self.width)
+        self.word_embeddings = self.add_weight(
+            name="word_embeddings", shape=shape, initializer=self.initializer, autocast=False
+        )
+        self.built = True
+
+    def call(self, ids: Any) -> Any:
+        return ops.cast(look_up(self.word_embeddings, ids), self.compute_dtype)
 
 
 class AncestorEncoder(BertEncoder):

@@ -31,37 +31,27 @@ from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.kernels import look_up
 from bert_keras.optimization.losses import GlobalMean, binary_cross_entropy
 from bert_keras.optimization.objectives import Features, Labelled, Objective
-from bert_keras.tasks.ancestors.encoder import AncestorEncoder, Shapes
+from bert_keras.tasks.ancestors.encoder import AncestorEncoder, Shapes, WordTable
 
 # -----------------------------------------------------------------------------------------------------------
 # The encoder: one table
 
 
-class WordTable(keras.layers.Layer):
+class OpenTable(WordTable):
     """Ids int [B, S] -> vectors float [B, S, H].
 
     An id beyond the table is a new word's own (see `word_tokenizer`). Its vector is drawn from the id, and is the same in every
     call and process: equal new words are equal, and different ones differ (Dhingra et al. 2017).
     """
 
-    def __init__(self, config: BertConfig, *, name: str = "embeddings", dtype: Any = None) -> None:
-        super().__init__(name=name, dtype=dtype)
-        self.config = config
-
-    def build(self, input_shape: Any = None) -> None:
-        bound = 0.5 / self.config.hidden_size  # word2vec.c
-        self.word_embeddings = self.add_weight(
-            name="word_embeddings",
-            shape=(self.config.vocab_size, self.config.hidden_size),
-            initializer=keras.initializers.RandomUniform(-bound, bound),
-            autocast=False,
-        )
-        self.built = True
+    def __init__(self, config: BertConfig, *, dtype: Any = None) -> None:
+        bound = 0.5 / config.hidden_size  # word2vec.c
+        uniform = keras.initializers.RandomUniform(-bound, bound)
+        super().__init__(config, width=config.hidden_size, initializer=uniform, dtype=dtype)
 
     def call(self, ids: Any) -> Any:
         is_new = ids >= self.config.vocab_size
-        known = look_up(self.word_embeddings, ops.where(is_new, 0, ids))
-        known = ops.cast(known, self.compute_dtype)
+        known = super().call(ops.where(is_new, 0, ids))
         return ops.cond(
             ops.any(is_new),
             lambda: ops.where(is_new[..., None], ops.cast(self._drawn(ids), known.dtype), known),
@@ -87,7 +77,7 @@ class WordVectorsEncoder(AncestorEncoder):
             raise BertKerasError(
                 f"word-vectors has num_layers={config.num_layers}; word vectors are a table without layers: give 0."
             )
-        self.embeddings = WordTable(config, dtype=self.dtype_policy)
+        self.embeddings = OpenTable(config, dtype=self.dtype_policy)
         self.embeddings.build()
         return [self.embeddings]
 

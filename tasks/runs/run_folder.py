@@ -375,7 +375,8 @@ def _features_in(content: Mapping[str, Any], *, where: str) -> dict[str, Any] | 
     """The settings of a BiLSTM in task.json. Raises BertKerasError for a wrong one."""
     kinds = field_types(Hparams)
     kinds = {"feature_layers": TEXT, **{name: kinds[name] for name in BILSTM_SETTINGS}}
-    given = checked_fields(content, kinds, where=f"{where}: {FEATURES}")
+    newer = ("mix_norm", "feature_reader")  # runs of older versions lack them
+    given = checked_fields(content, kinds, where=f"{where}: {FEATURES}", optional=newer)
     try:
         return Hparams(**given).features
     except BertKerasError as error:

@@ -90,7 +90,8 @@ def classifier(
         predicts; None takes the global policy
     feature_layers: trains a BiLSTM on these layers of the frozen encoder in place of the encoder: a row of the paper's Table 7 or
         numbers of layers, as in `bert-keras finetune --feature-layers`
-    bilstm: with feature_layers, its lstm_layers, lstm_units and lstm_dropout; the defaults are those of Hparams
+    bilstm: with feature_layers, its lstm_layers, lstm_units, lstm_dropout, mix_norm and feature_reader; the defaults are those of
+        Hparams
 
     Predictions: "label" and "probabilities" [N, C]; with `multi`, "labels" [N, C], "" where a label does not apply; "score" [N]
     for a checkpoint's own classifier of one output. One line says what was kept, and what starts at random.

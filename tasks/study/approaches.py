@@ -134,7 +134,9 @@ class _FromCheckpoint:
         places = sorted({*itertools.chain.from_iterable(chosen)})
         if not {*layers_in(cache)} >= {*places}:  # an interrupted call with fewer rows began it
             shutil.rmtree(cache, ignore_errors=True)
-        every = dataclasses.replace(hparams, feature_layers=",".join(map(str, places)), lstm_layers=0)
+        plain = {name: getattr(Hparams, name) for name in ("mix_norm", "feature_reader")}
+        every_layer = ",".join(map(str, places))
+        every = dataclasses.replace(hparams, feature_layers=every_layer, lstm_layers=0, **plain)
         plan = plan_finetuning(task, checkpoint=source, hparams=every, feature_cache=cache, output=cache)
         only = Workers(plan.model.distribute_strategy)
         with plan.prepared(cache, workers=only, log=self.how["log"]):
