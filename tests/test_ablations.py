@@ -11,12 +11,13 @@ from runs import VOCABULARY, Begun, no_training, refused, results, texts, unlike
 
 from bert_keras import checkpoints
 from bert_keras.errors import BertKerasError
+from bert_keras.tasks.commands.early import texts_by_name
 from bert_keras.tasks.finetuning.examples import check_fits
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.pretraining.recipes import RECIPES, Recipe
 from bert_keras.tasks.problems.question_answering import QuestionAnswering
 from bert_keras.tasks.study import ablations, grid
-from bert_keras.tasks.study.ablations import compared, run_ablation
+from bert_keras.tasks.study.ablations import compared, plan_ablation, run_ablation
 from bert_keras.tasks.study.chosen_rows import recipe_of, recipes_of
 from bert_keras.tasks.study.comparison import UNIGRAMS, comparison_json, comparison_tables
 from bert_keras.tasks.study.grid import Outcome
@@ -505,18 +506,26 @@ def test_a_row_has_its_own_vocabulary_training_and_tasks(tmp_path, small, monkey
             name="from the left",
             recipe="ltr-no-nsp",
             vocabulary="cased",
+            text="other",
             training={"feature_layers": "last", "lstm_units": 8, "epochs": 2},
             tasks=("sst2",),
         ),
         Row(name="no form", weights="from the left", tasks=()),
+        Row(name="no text", text="absent"),
     )
     monkeypatch.setitem(SCALES, "tiny", dataclasses.replace(SCALES["tiny"], rows={"steps": rows}))
     write_data(tmp_path / "data", "sst2")
     given = arguments(tmp_path) | {"log": lambda line: None}
+    given["documents"] = {None: given["documents"], "other": given["documents"][:30]}
     with refused("from the left reads the vocabulary cased.*--vocab cased=PATH", output=given["output"]):
         run_ablation("steps", **given)
+    with refused("no text learns from the text absent.*--text absent=PATH", output=given["output"]):
+        run_ablation("steps", **given, rows=["no text"])
     cased = WordPiece([*VOCABULARY, "more"], lower_case=False)
-    found = run_ablation("steps", **given | {"tokenizer": {None: given["tokenizer"], "cased": cased}})
+    study = plan_ablation("steps", **given | {"tokenizer": {None: given["tokenizer"], "cased": cased}})
+    read = {cell.path.parent.name: cell.fingerprint["text"] for cell in study.cells if not cell.task}
+    assert len({*read.values()}) == 2 and [*read] == ["masked-lm", "from-the-left"]
+    found = study.run()
     assert {
         row: len(values["sst2"]) + len(found.stuck[row]["sst2"]) for row, values in found.values.items()
     } == {"masked LM": 1, "from the left": 1, CONTROL: 1}
@@ -525,6 +534,12 @@ def test_a_row_has_its_own_vocabulary_training_and_tasks(tmp_path, small, monkey
     tokenizer = checkpoints.load_tokenizer(tmp_path / "out" / "from-the-left" / "sst2-1")
     assert tokenizer.vocabulary == cased.vocabulary and not tokenizer.lower_case
     assert any(title.endswith(", cased") for title in found.perplexities)
+
+
+def test_a_text_of_a_name_that_rows_have_is_their_own():
+    given = ["a.txt,lines=wrapped", "pairs=b.txt,lines=document", "c=d.txt", "pairs=e"]
+    found = texts_by_name(given, {"pairs"})
+    assert found == {None: ["a.txt,lines=wrapped", "c=d.txt"], "pairs": ["b.txt,lines=document", "e"]}
 
 
 def test_a_pretraining_that_learned_nothing_is_refused(tmp_path, small, monkeypatch):

@@ -178,6 +178,28 @@ def test_the_states_and_gradients_of_an_ancestor(name):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
+# The recipes of ancestors, small, and without draws in the step.
+RECIPES_OF_ANCESTORS = {
+    "word-vectors": ANCESTORS["word-vectors"],
+    "ulmfit": ANCESTORS["awd-lstm"],
+    "elmo": ANCESTORS["elmo"] | {"softmax_samples": 0},
+    "cove": {"num_layers": 1, "hidden_size": 32, "embedding_size": 16},
+    "transformer": {},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES_OF_ANCESTORS)
+def test_a_step_of_an_ancestor(recipe):
+    changes = {"batch_size": 4, "seq_length": 16, "num_heads": 1} | NO_DROPOUT | RECIPES_OF_ANCESTORS[recipe]
+    pairs = [["a good film", "the plot is dull"]] * 40 + [["bad scene", "warm actor"]] * 40
+    of_pairs = {"documents": pairs} if "translation" in RECIPES[recipe].objectives else {}
+    given = pretrainings.given(recipe, tokenizer=WordPiece(VOCABULARY), changes=changes, **of_pairs)
+    plan = plan_pretraining(Pretraining(**given))
+    with with_padding(plan.model):
+        assert_compiled_equals_plain(plan.model, next(iter(plan.stages[0].batches(0))))
+
+
 @pytest.mark.slow
 def test_a_step_with_dropout_and_drawn_tokens_learns():
     given = pretrainings.given("electra", tokenizer=WordPiece(VOCABULARY), changes={"hidden_dropout": 0.1})

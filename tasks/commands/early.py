@@ -1,7 +1,7 @@
 """Checks of a command's flags before TensorFlow is imported, which takes seconds: names of tasks, and paths where nothing is."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from bert_keras.errors import BertKerasError
@@ -75,13 +75,23 @@ def vocabularies(given: Sequence[str]) -> dict[str | None, str]:
     return found
 
 
+def texts_by_name(given: Sequence[str], names: Collection[str | None]) -> dict[str | None, list[str]]:
+    """The sources of each text of --text by its name, NAME=SOURCE; None for sources without a name that is in `names`."""
+    found: dict[str | None, list[str]] = {}
+    for one in given:
+        name, equals, source = one.partition("=")
+        named = bool(equals) and name in names
+        found.setdefault(name if named else None, []).append(source if named else one)
+    return found
+
+
 def check_text(args: argparse.Namespace, *more: str) -> None:
     """As `check_paths`, and raises BertKerasError for a --text or a --vocab that is not there. more: other text."""
     from bert_keras import checkpoints
     from bert_keras.tasks.pretraining.corpus import open_corpora  # NumPy
 
-    texts = [*(args.text or ()), *more]
-    if local := [text for text in texts if not is_remote(text)]:
+    named = texts_by_name(args.text or (), vars(args).get("text_names", ()))
+    if local := [text for part in (*named.values(), more) for text in part if not is_remote(text)]:
         open_corpora(local)
     check_paths(args)
     given = vars(args).get("vocab") or []

@@ -12,7 +12,7 @@ from typing import Any
 from bert_keras.cli.console import PATH, SEVERAL, Command, add_parser, say, start, table
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import add_flags, given_settings
-from bert_keras.tasks.commands.early import check_paths, check_text, pairs_of, vocabularies
+from bert_keras.tasks.commands.early import check_paths, check_text, pairs_of, texts_by_name, vocabularies
 from bert_keras.tasks.commands.finetuning import check_given_task, open_given_task
 from bert_keras.tasks.commands.flags import (
     CHECKPOINT_HELP,
@@ -83,13 +83,15 @@ def _add_ablate(parser: argparse.ArgumentParser) -> None:
     group = parser.add_subparsers(dest="ablation", required=True, metavar="ABLATION")
     for name, ablation in ABLATIONS.items():
         own = add_parser(group, name, f"{ablation.title}, with pre-training", epilog=TEXT_NOTES)
-        own.add_argument("--text", **PATH, **SEVERAL, required=True, help=TEXT_HELP)
-        named = sorted({row.vocabulary for row in SCALES[AblationOptions.scale].rows[name] if row.vocabulary})
-        more = f"; and {' and '.join(f'{one}=PATH' for one in named)}" if named else ""
-        own.add_argument("--vocab", **PATH, **SEVERAL, required=True, help=VOCAB_HELP + more)
+        table = SCALES[AblationOptions.scale].rows[name]
+        named = {row.text for row in table if row.text}
+        own.set_defaults(text_names=named)
+        own.add_argument("--text", **PATH, **SEVERAL, required=True, help=TEXT_HELP + _named(named))
+        of_rows = _named({row.vocabulary for row in table if row.vocabulary})
+        own.add_argument("--vocab", **PATH, **SEVERAL, required=True, help=VOCAB_HELP + of_rows)
         _add_runs(own)
         add_flags(own, AblationOptions, only=("scale", "pretrainings", "held_out"))
-        rows = [row.name for row in SCALES[AblationOptions.scale].rows[name]]
+        rows = [row.name for row in table]
         own.add_argument(
             "--rows",
             **SEVERAL,
@@ -105,6 +107,10 @@ def _add_ablate(parser: argparse.ArgumentParser) -> None:
         add_flags(own, ApproachOptions)
         add_flags(own, Hparams, without=NOT_IN_APPROACHES)
         add_task_options(own)
+
+
+def _named(names: Iterable[str]) -> str:
+    return f"; and {' and '.join(f'{one}=PATH' for one in sorted(names))}" if names else ""
 
 
 def _add_runs(parser: argparse.ArgumentParser) -> None:
@@ -173,7 +179,9 @@ def _pretrained(args: argparse.Namespace, how: Mapping[str, Any]) -> Any:
 
     return plan_ablation(
         args.ablation,
-        documents=open_corpora(args.text),
+        documents={
+            name: open_corpora(one) for name, one in texts_by_name(args.text, args.text_names).items()
+        },
         tokenizer={name: checkpoints.load_tokenizer(path) for name, path in vocabularies(args.vocab).items()},
         changes=given_settings(args, *CLASSES),
         finetuning={name: getattr(args, name) for name in OF_EXAMPLES if hasattr(args, name)},

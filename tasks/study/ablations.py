@@ -15,7 +15,7 @@ import functools
 import itertools
 import pathlib
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bert_keras import checkpoints
@@ -74,7 +74,7 @@ FIRST_SEED = 1
 class _Pretrained:
     """An ablation with pre-training that is ready to run.
 
-    tokenizers: by the vocabulary that rows name
+    documents, tokenizers: by the text and the vocabulary that rows name
     table: the rows that have figures; rows: those to fine-tune
     recipes: of each pre-training, by the name of its row
     given: the settings of fine-tuning that override those of the scale
@@ -85,7 +85,7 @@ class _Pretrained:
     """
 
     output: pathlib.Path
-    documents: Iterable[Document]
+    documents: Mapping[str | None, Iterable[Document]]
     tokenizers: Mapping[str | None, Tokenizer]
     held_out: float
     scale: Scale
@@ -103,12 +103,16 @@ class _Pretrained:
         """Raises BertKerasError for a row that cannot be pre-trained, or whose encoder cannot read a task's examples."""
         for recipe in self.recipes.values():
             check_replicas(recipe.hparams, strategy(self.how["strategy_name"]))
-        least = max(sampler_of(self._recipe(row).sampling().sampler).documents for row in self.rows)
-        for inside, side in ((True, "to evaluate on"), (False, "to train on")):
-            part = HashSplit(self.documents, self.held_out, inside=inside)
-            if (count := len([*itertools.islice(part, least)])) < least:
+        least = dict[str | None, int]()
+        for row in self.rows:
+            text, need = self._origin(row).text, sampler_of(self._recipe(row).sampling().sampler).documents
+            least[text] = max(need, least.get(text, 0))
+        sides = ((True, "to evaluate on"), (False, "to train on"))
+        for (text, need), (inside, side) in itertools.product(least.items(), sides):
+            part = HashSplit(self.documents[text], self.held_out, inside=inside)
+            if (count := len([*itertools.islice(part, need)])) < need:
                 raise BertKerasError(
-                    f"held_out is {self.held_out}, which leaves {count} documents {side}, and these rows need {least}; give "
+                    f"held_out is {self.held_out}, which leaves {count} documents {side}, and these rows need {need}; give "
                     "another --held-out, or more documents, separated by blank lines."
                 )
         for row, name in self._trained:
@@ -130,26 +134,27 @@ class _Pretrained:
         """The rows, with the tasks that each has a form for."""
         return [(row, name) for row, name in itertools.product(self.rows, self.tasks) if row.has(name)]
 
-    def _vocabulary(self, row: str) -> str | None:
-        """The vocabulary of the row that has a pre-training of its own."""
-        return next(one.vocabulary for one in (*self.rows, *self.table) if one.name == row)
+    def _origin(self, row: Row | str) -> Row:
+        """The row of the pre-training whose weights a row uses, or of the name of a pre-training."""
+        name = row if isinstance(row, str) else row.weights or row.name
+        return next(one for one in (*self.rows, *self.table) if one.name == name)
 
-    def _tokenizer(self, row: Row) -> Tokenizer:
-        """The tokenizer of the pre-training whose weights a row uses."""
-        return self.tokenizers[self._vocabulary(row.weights or row.name)]
+    def _tokenizer(self, row: Row | str) -> Tokenizer:
+        """The tokenizer of a pre-training."""
+        return self.tokenizers[self._origin(row).vocabulary]
 
     def _recipe(self, row: Row) -> Recipe:
         """The recipe of the pre-training whose weights a row uses."""
         return self.recipes[row.weights or row.name]
 
     @functools.cached_property
-    def _text(self) -> str:
-        return digest_documents(self.documents)
+    def _texts(self) -> dict[str | None, str]:
+        return {name: digest_documents(one) for name, one in self.documents.items()}
 
     def fingerprint(self) -> dict[str, Any]:
         """Everything that decides the results, besides the arguments of `run_ablation` that name them."""
         return {
-            "text": self._text,
+            **{f"text {name or ''}".strip(): digest for name, digest in self._texts.items()},
             "vocabulary": {name or "": one.digest for name, one in self.tokenizers.items()},
             "lower_case": {name or "": one.lower_case for name, one in self.tokenizers.items()},
             "strategy": self.how["strategy_name"],
@@ -175,11 +180,9 @@ class _Pretrained:
                     name=f"{name}: pre-training" + (f", seed {given.recipe.hparams.seed}" if several else ""),
                     path=self._pretraining(name, number),
                     train=functools.partial(self._pretrain, given),
-                    fingerprint=fingerprint_of_pretraining(given, text=self._text),
+                    fingerprint=fingerprint_of_pretraining(given, text=self._texts[self._origin(name).text]),
                     work=functools.partial(
-                        work.of_pretraining,
-                        given.recipe,
-                        vocab_size=self.tokenizers[self._vocabulary(name)].vocab_size,
+                        work.of_pretraining, given.recipe, vocab_size=self._tokenizer(name).vocab_size
                     ),
                 )
         for (row, task), number, seed in itertools.product(self._trained, numbers, self.seeds):
@@ -229,8 +232,8 @@ class _Pretrained:
         recipe = recipe if number == 1 else recipe.changed(seed=recipe.hparams.seed + number - 1)
         cuts = [one for one in self.rows if (one.weights or one.name) == row and 0 < one.share < 1]
         return Pretraining(
-            documents=self.documents,
-            tokenizer=self.tokenizers[self._vocabulary(row)],
+            documents=self.documents[self._origin(row).text],
+            tokenizer=self._tokenizer(row),
             held_out=self.held_out,
             recipe=recipe,
             snapshots=[self._snapshot(one) for one in cuts],
@@ -290,7 +293,7 @@ class _Pretrained:
 
     def _predicted(self, row: Row) -> str:
         """The tokens that a row's perplexity is of: of other vocabularies they differ too."""
-        vocabulary = self._vocabulary(row.weights or row.name)
+        vocabulary = self._origin(row).vocabulary
         return _objective(self._recipe(row)) + (f", {vocabulary}" if vocabulary else "")
 
     def run(
@@ -312,7 +315,7 @@ class _Pretrained:
                 for task, one in self.tasks.items()
             }
             about = {"baselines": baselines, "perplexities": of_rows, "covers": self._covers}
-            found = compared(name, [row.name for row in self.table], self.tasks, outcomes, **about)
+            found = compared(name, [row.name for row in self.scale.rows[name]], self.tasks, outcomes, **about)
             if workers.chief:
                 write_comparison(found, folder.path)
         return found
@@ -366,7 +369,7 @@ def _perplexities(file: pathlib.Path) -> tuple[float | None, float | None]:
 def plan_ablation(
     name: str,
     *,
-    documents: Iterable[Document],
+    documents: Iterable[Document] | Mapping[str | None, Iterable[Document]],
     tokenizer: Tokenizer | Mapping[str | None, Tokenizer],
     data: Mapping[str, Source],
     output: str | pathlib.Path,
@@ -385,7 +388,8 @@ def plan_ablation(
     """Reads and checks everything; its `run` trains all runs that have not finished, then writes the files of this module.
 
     name, scale: keys of ABLATIONS and SCALES
-    tokenizer: one for all rows, or by the names of vocabularies that rows have; None is the name of the rows without one
+    documents, tokenizer: one for all rows, or by the names of texts and vocabularies that rows have; None is the name of the rows
+        without one
     data: the source of each task, by name; other tasks come from TensorFlow Datasets
     changes, finetuning: settings for every pre-training, whose seed is also the first of fine-tuning, and fields of Hparams
     rows, tasks, restarts: override those of the scale, as changes and finetuning do; rows and tasks are names. The tasks are
@@ -405,12 +409,15 @@ def plan_ablation(
     held_out = checked_value(AblationOptions, "held_out", held_out)
     workers, chosen, folder = Workers(strategy(strategy_name)), SCALES[scale], Folder(output, ABLATION)
     folder.check(reopen=True)
-    table, changes = chosen.rows[name], dict(changes or {})
-    of_study = chosen_rows(table, rows)
+    texts: Any = documents if isinstance(documents, Mapping) else {None: documents}
+    table, changes = [row for row in chosen.rows[name] if row.text in texts], dict(changes or {})
+    of_study = _with_text(
+        chosen_rows(chosen.rows[name], rows), chosen.rows[name], texts, named=rows is not None
+    )
     first = changes.get("seed", FIRST_SEED)
     plan = _Pretrained(
         output=folder.path,
-        documents=documents,
+        documents=texts,
         tokenizers=_tokenizers_of((*table, *of_study), tokenizer),
         held_out=held_out,
         scale=chosen,
@@ -429,6 +436,21 @@ def plan_ablation(
     cells, fingerprint = [*plan.cells()], named | plan.fingerprint()
     grid.check_same(cells, fingerprint, workers=workers)
     return Study(cells=cells, train=functools.partial(plan.run, name, cells, folder, fingerprint, workers))
+
+
+def _with_text(
+    rows: Sequence[Row], table: Sequence[Row], texts: Collection[str | None], *, named: bool
+) -> list[Row]:
+    """The rows whose pre-training has a text. Raises BertKerasError for rows without one that a user named."""
+    text = {row.name: row.text for row in (*table, *rows)}
+    lacking = [row for row in rows if text[row.weights or row.name] not in texts]
+    if lacking and named:
+        name = text[lacking[0].weights or lacking[0].name]
+        raise BertKerasError(
+            f"the row {lacking[0].name} learns from the text {name or 'without a name'}, which is not given; give --text "
+            f"{f'{name}=PATH' if name else 'PATH'} too."
+        )
+    return [row for row in rows if row not in lacking]
 
 
 def _tokenizers_of(

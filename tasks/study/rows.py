@@ -38,6 +38,7 @@ class Row:
     finetuned: fields of the encoder's configuration to change for fine-tuning; new layers are randomly initialized
     training: fields of Hparams for its fine-tunings, which override those of the scale
     vocabulary: the name of the vocabulary that it reads, of those that are given; None is the one without a name
+    text: the name of the text that it is pre-trained on, as vocabulary; the table leaves out a row whose text is not given
     tasks: the tasks that it has a form for; None for all
     """
 
@@ -49,6 +50,7 @@ class Row:
     finetuned: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     training: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     vocabulary: str | None = None
+    text: str | None = None
     tasks: tuple[str, ...] | None = None
 
     def has(self, task: str) -> bool:
@@ -137,9 +139,12 @@ ABLATIONS = {
     # Figures of Devlin et al. 2019: dev of table 7, test of table 1 (there ELMo's vectors are read by a BiLSTM with attention).
     # TagLM has 91.93 and ELMo 92.2 on CoNLL's test split, in their own papers.
     "story": Ablation(
-        "the story: word vectors, ELMo, ULMFiT, GPT, BERT, TagLM",
-        ((4, 3), (4, 1), (3, 1), (1, 0), (1, 5)),
-        {"sst2": (None, 90.4, None, 91.3, 93.5, None), "conll2003": (None, 95.7, None, None, 96.4, None)},
+        "the story: word vectors, ELMo, ULMFiT, GPT, BERT, TagLM, CoVe",
+        ((4, 3), (4, 1), (3, 1), (1, 0), (1, 5), (6, 0)),
+        {
+            "sst2": (None, 90.4, None, 91.3, 93.5, None, None),
+            "conll2003": (None, 95.7, None, None, 96.4, None, None),
+        },
         learned=True,
     ),
 }
@@ -199,7 +204,7 @@ def _formats(*, pair_batch: int | None = None, **settings: Any) -> tuple[Row, ..
 
 
 def _story(**sizes: Mapping[str, Any]) -> tuple[Row, ...]:
-    """The ancestors in the order of their papers, then BERT, and TagLM on the language models of ELMo.
+    """Word vectors and the language models in the order of their papers, TagLM on those of ELMo, and CoVe on pairs of sentences.
 
     sizes: the settings of a recipe; the paper's unless given. ULMFiT's and GPT's papers have no form for tags, and TagLM's none
         for texts
@@ -226,7 +231,9 @@ def _story(**sizes: Mapping[str, Any]) -> tuple[Row, ...]:
         )
         for name, recipe, words, how, tasks in rows
     )
-    return (*made, taglm)
+    vectors = {"feature_layers": "0,2"}
+    cove = Row(name="CoVe", recipe="cove", vocabulary="pairs", text="pairs", training=vectors)
+    return (*made, taglm, dataclasses.replace(cove, settings=sizes.get("cove", {})))
 
 
 def _fractions(percent: str) -> list[float]:
@@ -257,6 +264,7 @@ _SMALL_STORY: dict[str, dict[str, Any]] = {
         "softmax_samples": 1024,
         "learning_rate": 4e-3,
     },
+    "cove": {"hidden_size": 128, "embedding_size": 64, "num_layers": 2, "learning_rate": 4e-3},
 }
 _LTR = "LTR and no NSP"
 _ROWS = {
