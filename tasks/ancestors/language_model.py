@@ -32,7 +32,7 @@ from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.encoders import encoder_class
 from bert_keras.model.kernels import look_up
 from bert_keras.optimization.losses import GlobalMean
-from bert_keras.optimization.objectives import Features, Labelled, Objective
+from bert_keras.optimization.objectives import Cost, Features, Labelled, Objective
 
 AT_ONCE = (
     2**24
@@ -217,6 +217,13 @@ class NextWords(Objective):
         states, width = outputs[SEQUENCE_OUTPUT], outputs[SEQUENCE_OUTPUT].shape[-1] // self.directions
         sides = [states[:, :-1, :width], states[:, 1:, width:]][: self.directions]
         return head(ops.concatenate(sides, axis=1), self._words(features))
+
+    def cost(self, config: BertConfig, length: int) -> Cost:
+        width = config.hidden_size // self.directions
+        shapes: dict[str, tuple[int, ...]] = {"bias": (config.vocab_size,)}
+        shapes |= {} if self.tied_softmax else {"table": (config.vocab_size, width)}
+        words = self.directions * (length - 1)
+        return Cost(shapes, words * width * (self.softmax_samples or config.vocab_size), length)
 
     def loss(self) -> GlobalMean:
         return GlobalMean(true_word_loss)
