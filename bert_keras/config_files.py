@@ -80,9 +80,14 @@ class Form:
             )
         if unknown:
             warnings.warn(f"ignoring unknown key {unknown} in a {self.name}", stacklevel=5)
-        ours = {
-            self.keys[key]: value for key, value in (self.defaults | dict(fields)).items() if key in self.keys
-        } | self.means
+        ours: dict[str, Any] = {}
+        for key, value in (self.defaults | dict(fields)).items():
+            if key in self.keys and ours.setdefault(self.keys[key], value) != value:
+                twins = [one for one, name in self.keys.items() if name == self.keys[key]]
+                raise BertKerasError(
+                    f"{' and '.join(twins)} differ in a {self.name}; a model here has one {self.keys[key]}: give both one value."
+                )
+        ours |= self.means
         for key, shift in self.shifts.items():
             name = self.keys[key]
             ours[name] = ours[name] + shift if is_integer(ours[name]) else ours[name]
@@ -308,14 +313,14 @@ HUGGING_FACE = {
             "n_positions": "max_positions",
             "afn": "activation",
             "embd_pdrop": "hidden_dropout",
-            "resid_pdrop": "hidden_dropout",  # of a file with two rates, that of the blocks counts
+            "resid_pdrop": "hidden_dropout",
             "attn_pdrop": "attention_dropout",
             "initializer_range": "initializer_range",
             "layer_norm_epsilon": "norm_epsilon",
         },
         optional=frozenset(),
         required=("vocab_size", "n_embd", "n_layer", "n_head"),
-        defaults={"afn": "gelu", "layer_norm_epsilon": 1e-5},
+        defaults={"afn": "gelu", "layer_norm_epsilon": 1e-5, "embd_pdrop": 0.1, "resid_pdrop": 0.1},
         activations={"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"},
         fixed=_FIXED | {"tie_word_embeddings": (True, None)},
         metadata=_BERT.metadata - {"tie_word_embeddings"} | {"n_ctx", "n_special", "predict_special_tokens"},

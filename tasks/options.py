@@ -180,6 +180,44 @@ class TranslationOptions(Checked):
     )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GenerationOptions(Checked):
+    """Options for continuing texts. Without temperature, top_k and top_p, the most probable token is taken: greedy.
+
+    Source: Holtzman et al. 2020.
+    """
+
+    tokens: int = setting(50, help="the most tokens to add to a text", at_least=1, at_most=MAX_OPTION)
+    temperature: float | None = setting(
+        None,
+        help="sample, with the logits divided by this; 0 takes the most probable token (default: 1 with top_k or top_p, else 0)",
+        at_least=0,
+    )
+    top_k: int | None = setting(
+        None,
+        help="sample from this many of the most probable tokens (default: all)",
+        at_least=1,
+        at_most=MAX_OPTION,
+    )
+    top_p: float | None = setting(
+        None,
+        help="sample from the fewest most probable tokens whose probabilities sum to this (default: all)",
+        over=0,
+        at_most=1,
+    )
+    seed: int = like(Hparams, "seed", help="seed of the sampling; each text has draws of its own")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
+            raise wrong_setting(self, "temperature", "over 0 with top_k or top_p, which sample")
+
+    @property
+    def greedy(self) -> bool:
+        """True where nothing is drawn."""
+        return not self.temperature and self.top_k is None and self.top_p is None
+
+
 # The labels of the two heads on sentence pairs, by the name of the task; label 0 is a second text that follows the first.
 SENTENCE_PAIR_LABELS = {"next-sentence": ("is_next", "not_next"), "sentence-order": ("in_order", "swapped")}
 # The tasks that a pre-trained checkpoint can do without fine-tuning.

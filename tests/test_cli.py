@@ -35,6 +35,7 @@ from bert_keras.tasks.options import (
     ExportOptions,
     FeatureOptions,
     FillMaskOptions,
+    GenerationOptions,
     HubOptions,
     PlanOptions,
     ServerOptions,
@@ -55,7 +56,7 @@ from bert_keras.tasks.study.study_options import (
 
 COMMANDS = (
     "finetune probe protocol glue triviaqa evaluate predict features export serve hub convert triviaqa demo info doctor models "
-    "vocab instances plan pretrain fill-mask translate attention ablate completion"
+    "vocab instances plan pretrain fill-mask translate generate attention ablate completion"
 ).split()
 # Possible content of texts: nothing, tabs and carriage returns, markup, other scripts.
 TEXTS = ["good film", "", "bad\rplot", "[bold]a\tb[/x] [SEP]", "\u2028 真好 \N{GRINNING FACE}"]
@@ -117,6 +118,7 @@ def flags_of(name: str) -> dict[str, argparse.Action]:
         ("vocab", (VocabularyOptions,), ()),
         ("fill-mask", (FillMaskOptions,), ()),
         ("translate", (TranslationOptions,), ()),
+        ("generate", (GenerationOptions,), ()),
         ("export", (ExportOptions,), ()),
         ("hub", (HubOptions,), ()),
         ("serve", (ServerOptions,), ()),

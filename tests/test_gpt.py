@@ -1,11 +1,13 @@
 """GPT: its files and numbers against transformers, its pre-training, fine-tuning and continuations."""
 
 import dataclasses
+import inspect
 import json
 
 import keras
 import numpy as np
 import pytest
+import safetensors.numpy
 from parity import array
 from pretrainings import train
 from random_checkpoints import refused
@@ -14,6 +16,7 @@ from trainings import QUICK, write_reviews
 
 from bert_keras import checkpoints
 from bert_keras.checkpoints.checkpoint import variable_shapes
+from bert_keras.checkpoints.look import Look, sizes
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.features import (
@@ -26,6 +29,7 @@ from bert_keras.features import (
 )
 from bert_keras.model.encoder import BertEncoder, encoder_inputs
 from bert_keras.model.heads import ClassifierHead, MaskedLMHead
+from bert_keras.optimization import auxiliary
 from bert_keras.optimization.auxiliary import with_auxiliary_loss
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.problems.classification import TextClassification
@@ -74,6 +78,70 @@ def test_a_folder_is_read_as_it_was_written(tmp_path):
         refused("library", checkpoints.write, checkpoint, tmp_path / form, format=form)
 
 
+def change(folder, *, fields=None, **tensors):
+    """Changes keys of the config.json of a folder, and tensors of its file."""
+    (folder / "config.json").write_text(
+        json.dumps(json.loads((folder / "config.json").read_text()) | (fields or {}))
+    )
+    file = folder / "model.safetensors"
+    safetensors.numpy.save_file(safetensors.numpy.load_file(file) | tensors, file)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    checkpoints.write(
+        checkpoints.collect(CONFIG, BertEncoder(CONFIG)), tmp_path / "gpt", format="hugging-face"
+    )
+    return tmp_path / "gpt"
+
+
+def test_a_head_with_weights_of_its_own_is_refused(folder):
+    table = safetensors.numpy.load_file(folder / "model.safetensors")["transformer.tokens_embed.weight"]
+    change(folder, **{"lm_head.weight": table.copy()})
+    assert checkpoints.read(folder).unknown == ()
+    change(folder, **{"lm_head.weight": table + 1})
+    refused("lm_head.weight and transformer.tokens_embed.weight in .* differ", checkpoints.read, folder)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"resid_pdrop": 0.2}, {"embd_pdrop": 0.3, "resid_pdrop": 0.2}, {"embd_pdrop": 0.0, "resid_pdrop": None}],
+)
+def test_two_rates_of_dropout_are_refused(folder, fields):
+    content = json.loads((folder / "config.json").read_text()) | {"embd_pdrop": 0.1} | fields
+    if fields.get("embd_pdrop") is None:
+        del content["embd_pdrop"]  # its default is that of transformers, 0.1
+    (folder / "config.json").write_text(json.dumps(content))
+    refused("embd_pdrop and resid_pdrop differ", checkpoints.read, folder)
+
+
+def test_the_family_is_known_by_the_configuration_and_by_the_tensors(folder):
+    wanted = {"family": "openai-gpt", "layers": 2, "hidden_size": 32}
+    assert sizes(Look(folder / "model.safetensors")) == wanted
+    assert "GPT (2 layers, hidden size 32)" in checkpoints.describe(folder)
+    (folder / "config.json").unlink()
+    assert sizes(Look(folder / "model.safetensors")) == wanted
+
+
+def test_a_classifier_without_a_bias_is_written_in_the_form_of_transformers(tmp_path):
+    encoder, head = BertEncoder(CONFIG), ClassifierHead(3, config=CONFIG)
+    plain = checkpoints.collect(CONFIG, encoder, classifier=head)
+    checkpoints.write(plain, tmp_path / "plain", format="hugging-face")
+    fields = json.loads((tmp_path / "plain" / "config.json").read_text())
+    assert fields["architectures"] == ["OpenAIGPTForSequenceClassification"] and fields["num_labels"] == 3
+    names = safetensors.numpy.load_file(tmp_path / "plain" / "model.safetensors")
+    assert names["score.weight"].shape == (3, 32) and "score.bias" not in names
+    bias = {"classifier/dense/bias": np.array([0, 1, 0], np.float32)}
+    biased = dataclasses.replace(plain, tensors=plain.tensors | bias)
+    checkpoints.write(biased, tmp_path / "biased", format="hugging-face")
+    assert json.loads((tmp_path / "biased" / "config.json").read_text())["model_type"] == "bert_keras"
+    for written, name in ((plain, "plain"), (biased, "biased")):
+        again = checkpoints.read(tmp_path / name)
+        assert again.unknown == () and again.tensors.keys() == written.tensors.keys()
+        for tensor, values in written.tensors.items():
+            np.testing.assert_array_equal(again.tensors[tensor], values, err_msg=tensor)
+
+
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory):
     output = tmp_path_factory.mktemp("gpt") / "run"
@@ -114,6 +182,9 @@ def test_the_loss_of_the_language_model_is_added(pretrained, tmp_path):
     np.testing.assert_allclose(float(sum(trained.losses)), wanted, rtol=0.02)
     np.testing.assert_allclose(array(trained(features)), array(network(features)), atol=1e-6)
     assert trained.losses == []
+    assert "._inbound" not in inspect.getsource(auxiliary), (
+        "Keras has a public name for the tensors of a call"
+    )
 
     hparams = dataclasses.replace(QUICK, lm_weight=0.5)
     data = write_reviews(tmp_path / "data", train=16, dev=8)
@@ -198,3 +269,28 @@ def test_transformers_reads_our_folders(tmp_path, kind):
     wanted = transformers.OpenAIGPTLMHeadModel.from_pretrained(tmp_path / "theirs")
     for one, two in zip(their_outputs(wanted, features), their_outputs(again, features), strict=True):
         np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parity
+def test_the_classifier_is_that_of_transformers(tmp_path):
+    """It reads the state of the last token before the padding; here the mask tells it, there the padding id."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    theirs, features = theirs_at_random("OpenAIGPTForSequenceClassification"), gpt_features()
+    features[INPUT_WORD_IDS] = np.maximum(features[INPUT_WORD_IDS], 1) * features[INPUT_MASK]
+    theirs.config.pad_token_id = 0
+    theirs.save_pretrained(tmp_path / "theirs")
+    checkpoint = checkpoints.read(tmp_path / "theirs")
+    assert checkpoint.unknown == () and checkpoint.architecture == "ForSequenceClassification"
+    encoder, head = BertEncoder(CONFIG, outputs=(POOLED_OUTPUT,)), ClassifierHead(2, config=CONFIG)
+    assert checkpoints.assign(checkpoint, encoder, classifier=head).unused == ()
+    ids, mask = (torch.from_numpy(features[name].astype("int64")) for name in (INPUT_WORD_IDS, INPUT_MASK))
+    with torch.no_grad():
+        wanted = theirs(ids, attention_mask=mask).logits.numpy()
+    assert np.abs(wanted).max() > 0.3
+    np.testing.assert_allclose(array(head(encoder(features)[POOLED_OUTPUT])), wanted, atol=1e-5)
+    checkpoints.write(checkpoint, tmp_path / "ours", format="hugging-face")
+    again = transformers.OpenAIGPTForSequenceClassification.from_pretrained(tmp_path / "ours")
+    again.config.pad_token_id = 0
+    with torch.no_grad():
+        np.testing.assert_array_equal(again(ids, attention_mask=mask).logits.numpy(), wanted)

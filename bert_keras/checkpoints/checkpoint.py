@@ -315,6 +315,7 @@ class Names:
     classes: Hugging Face's classes, as in `Checkpoint.architecture`, that compute the same numbers
     needs_pooler: False if a checkpoint with a head may have a pooler, which the file has no place for
     fused: a layer in the file that holds several of the table's, side by side: the end of its name -> the ends of theirs
+    no_bias: our layers whose bias the file lacks: it is 0
     bare: the class of a checkpoint without a head that has weights
     padding: for models that count positions from the padding id: tokens that may have that id, `position_offset` - 1
     """
@@ -332,6 +333,7 @@ class Names:
     needs_pooler: bool = True
     model_class: str = "Bert"
     fused: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    no_bias: tuple[str, ...] = ()
     bare: str = "Model"
     padding: tuple[str, ...] = ()
 
@@ -374,6 +376,8 @@ class Names:
             if not set(at_padding) & set(self.padding):  # none if the id is past the vocabulary
                 return False
         if any(getattr(config, field) != value for field, value in self.keeps.items()):
+            return False
+        if any(np.any(checkpoint.tensors.get(f"{layer}/bias", 0)) for layer in self.no_bias):
             return False
         may_lack = set() if self.needs_pooler or architecture == "Model" else {"pooler"}
         return (

@@ -177,7 +177,13 @@ def described(
 
 
 def _split(names: Names, shapes: dict[str, tuple[int, ...]], get: Callable[[str], np.ndarray]) -> Tensors:
-    """The tensors of a file, with the parts of each fused one in its place."""
+    """The tensors of a file, with the parts of each fused one in its place, and zeros for each bias that the format lacks."""
+    weights = tuple(f"{names.table[layer]}{names.parts['kernel']}" for layer in names.no_bias)
+    zeros = {
+        f"{raw.removesuffix(names.parts['kernel'])}{names.parts['bias']}": shape[:1]
+        for raw, shape in shapes.items()
+        if weights and f".{raw}".endswith(tuple(f".{one}" for one in weights))
+    }
     parts: dict[
         str, tuple[str, int, int]
     ] = {}  # name of a part -> the tensor, the number of the part, and of all parts
@@ -194,20 +200,23 @@ def _split(names: Names, shapes: dict[str, tuple[int, ...]], get: Callable[[str]
     fused = {raw for raw, _, _ in parts.values()}
 
     def read(name: str) -> np.ndarray:
+        if name in zeros and name not in shapes:
+            return np.zeros(zeros[name], np.float32)
         if name not in parts:
             return get(name)
         raw, number, count = parts[name]
         return np.split(get(raw), count, axis=-1)[number]
 
-    kept = {name: shape for name, shape in shapes.items() if name not in fused}
+    kept = {name: shape for name, shape in (zeros | shapes).items() if name not in fused}
     return kept | {
         name: (*shapes[raw][:-1], shapes[raw][-1] // n) for name, (raw, _, n) in parts.items()
     }, read
 
 
 def _join(names: Names, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The inverse of `_split`."""
-    found = dict(tensors)
+    """The inverse of `_split`; `Names.holds` has checked that a bias that is left out is 0."""
+    left_out = {f"{names.table[layer]}{names.parts['bias']}" for layer in names.no_bias}
+    found = {name: tensor for name, tensor in tensors.items() if name not in left_out}
     for end, parts in names.fused.items():
         for first in [name for name in tensors if name.rpartition(".")[0].endswith(parts[0])]:
             layer, _, kind = first.rpartition(".")

@@ -216,7 +216,8 @@ NAMES = (
         heads={"pooler": "pre_classifier", "classifier/dense": "classifier"},
         classes=frozenset({"ForSequenceClassification", "ForMultipleChoice"}),
     ),
-    # Its layers are of the class Conv1D, whose kernels stand as ours; the language-model head is the embeddings.
+    # Its layers are of the class Conv1D, whose kernels stand as ours; the language-model head is the embeddings. Its classifier
+    # reads the state of the last token before padding, as ours does where attention is causal, and has no bias.
     _names(
         "openai-gpt",
         model_class="OpenAIGPT",
@@ -227,11 +228,12 @@ NAMES = (
             "embeddings/position_embeddings": "positions_embed.weight",
         }
         | _GPT_BLOCK_THERE,
-        heads={},
-        layouts={},
+        heads={"classifier/dense": "score"},
+        layouts={"classifier/dense/kernel": LINEAR["classifier/dense/kernel"]},
         fused={"attn.c_attn": ("attn.query", "attn.key", "attn.value")},
+        no_bias=("classifier/dense",),
         duplicates=_tied("lm_head.weight"),
-        classes=frozenset({"Model"}),
+        classes=frozenset({"Model", "ForSequenceClassification"}),
         bare="LMHeadModel",
     ),
     # For configurations that no model of transformers computes; transformers refuses to read it.

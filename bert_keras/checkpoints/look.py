@@ -26,11 +26,13 @@ FAMILIES = {
     "electra": "ELECTRA",
     "roberta": "RoBERTa",
     "distilbert": "DistilBERT",
+    "openai-gpt": "GPT",
 }
-# The keys of the layers and of the hidden size: Hugging Face's and Google's, DistilBERT's, KerasHub's and ours.
-_LAYERS, _HIDDEN = ("num_hidden_layers", "n_layers", "num_layers"), ("hidden_size", "dim", "hidden_dim")
-_BLOCK = re.compile(r"(?:layer_\._|layer_|layers?\.|Encoder-|layer_groups\.)(\d+)")
-_WORDS = re.compile(r"word_embeddings|Embedding-Token|token_embedding")
+# The keys of the layers and of the hidden size: Hugging Face's and Google's, DistilBERT's, KerasHub's and ours, and GPT's.
+_LAYERS = ("num_hidden_layers", "n_layers", "num_layers", "n_layer")
+_HIDDEN = ("hidden_size", "dim", "hidden_dim", "n_embd")
+_BLOCK = re.compile(r"(?:layer_\._|layer_|layers?\.|Encoder-|layer_groups\.|(?:^|\.)h\.)(\d+)")
+_WORDS = re.compile(r"word_embeddings|Embedding-Token|token_embedding|tokens_embed")
 # The bias of a head with a logit for each label: of transformers, and a layer of Keras 2 beside the encoder.
 _HEAD = re.compile(
     r"(^|[/.])classifier([/.]out_proj)?[/.]bias(:0)?$|^(model_weights/)?dense(_\d+)?/dense(_\d+)?/bias:0$"
@@ -219,8 +221,19 @@ def _objects_with_sizes(value: Any) -> Iterator[dict[str, Any]]:
 
 def _family(names: list[str]) -> str | None:
     """The family that the names of tensors show."""
-    joined = "\n".join(names[:MANY]).replace("distil_bert", "distilbert")
-    signs = ("distilbert", "roberta", "albert", "electra", "bert", "Encoder-1-", "transformer_layer_0")
+    joined = (
+        "\n".join(names[:MANY]).replace("distil_bert", "distilbert").replace("tokens_embed", "openai-gpt")
+    )
+    signs = (
+        "openai-gpt",
+        "distilbert",
+        "roberta",
+        "albert",
+        "electra",
+        "bert",
+        "Encoder-1-",
+        "transformer_layer_0",
+    )
     found = next((sign for sign in signs if sign in joined), None)
     return found if found in FAMILIES else found and "bert"
 

@@ -311,7 +311,8 @@ def read_tensors(
             )
         refuse_not_finite(array, named=f"{raw} in {source.file}")
         if row.ours in tensors and not np.array_equal(tensors[row.ours], array):
-            if row.theirs not in names.duplicates:
+            # With plain heads, the embeddings are the head, and no head without a weight of its own can be left out.
+            if row.theirs not in names.duplicates or config.plain_heads:
                 raise BertKerasError(
                     f"{raw} and {first[row.ours]} in {source.file} differ; they are two names of one weight and must be equal."
                 )

@@ -51,6 +51,7 @@ COMMANDS = {
     "attention": "bert_keras.tasks.commands.inspection",
     "fill-mask": "bert_keras.tasks.commands.fill_mask",
     "translate": "bert_keras.tasks.commands.translate",
+    "generate": "bert_keras.tasks.commands.generate",
     "export": "bert_keras.savedmodels.commands",
     "hub": "bert_keras.savedmodels.commands",
     "serve": "bert_keras.savedmodels.commands",

@@ -50,9 +50,9 @@ class AuxiliaryLoss(keras.layers.Layer):
 
 def with_auxiliary_loss(network: keras.Model, encoder: BertEncoder, *, weight: float) -> keras.Model:
     """The network of a task, whose encoder gives `sequence_output` too, with the loss of the language model."""
-    node = encoder._inbound_nodes[0]  # its call in this network
-    features = node.arguments.args[0]
-    states = dict(zip(sorted(encoder.outputs_wanted), node.output_tensors, strict=True))[SEQUENCE_OUTPUT]
+    # Keras lists the tensors of the encoder's call in the order of their names.
+    features = dict(zip(sorted(encoder.config.inputs), encoder.input, strict=True))
+    states = dict(zip(sorted(encoder.outputs_wanted), encoder.output, strict=True))[SEQUENCE_OUTPUT]
     loss = AuxiliaryLoss(encoder, weight=weight)
     logits = loss(network.output, states, features[INPUT_WORD_IDS], features[INPUT_MASK])
     return keras.Model(network.input, logits, name=network.name)

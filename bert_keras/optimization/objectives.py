@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import keras
 import numpy as np
@@ -43,6 +43,19 @@ if TYPE_CHECKING:
 
 Features = dict[str, Any]
 Labelled = tuple[Features, Any, Any]  # the model's features, labels and weights
+
+
+class Cost(NamedTuple):
+    """The cost of an objective for one row of tokens, which `bert-keras plan` adds to that of the encoder.
+
+    shapes: of the head's variables, by name
+    products: multiplications, each with an addition, of the head's matrix products, forward
+    reads: the tokens of the row that the encoder reads
+    """
+
+    shapes: dict[str, tuple[int, ...]]
+    products: int
+    reads: int
 
 
 class Objective:

@@ -9,6 +9,7 @@ Unlike the textbook: source and target share a vocabulary and its table, which l
 dropout stands around the decoder, not between its two LSTMs.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -75,6 +76,24 @@ class CoveEncoder(AncestorEncoder):
     def make_decoder(self, *, name: str, dtype: Any = None) -> "AttentionDecoder":
         """The head by which the encoder learns to translate."""
         return AttentionDecoder(self, name=name, dtype=dtype)
+
+    @classmethod
+    def decoder_cost(cls, config: BertConfig, length: int) -> tuple[Shapes, int]:
+        """As transformer.py's, of an AttentionDecoder."""
+        width, size = config.hidden_size, config.vocab_size
+        shapes: Shapes = {}
+        for i, given in enumerate((config.embedding_width + width, width)):
+            cell = f"lstm_{i}"
+            shapes |= {f"{cell}/kernel": (given, 4 * width), f"{cell}/recurrent_kernel": (width, 4 * width)}
+            shapes[f"{cell}/bias"] = (4 * width,)
+        for name, given, units in (
+            ("score", width, width),
+            ("adjust", 2 * width, width),
+            ("output", width, size),
+        ):
+            shapes |= {f"{name}/kernel": (given, units), f"{name}/bias": (units,)}
+        matrices = sum(math.prod(shape) for shape in shapes.values() if len(shape) > 1)
+        return shapes, length * (matrices + 2 * length * width)
 
 
 class AttentionDecoder(keras.layers.Layer):

@@ -5,6 +5,7 @@
 So an ancestor enters every task: its states as vectors (`--feature-layers`), or its weights, which the task trains further.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -116,6 +117,18 @@ class AncestorEncoder(BertEncoder):
         """Name -> shape of every variable."""
         width = config.hidden_size
         return cls.layer_shapes(config) | {"pooler/kernel": (width, width), "pooler/bias": (width,)}
+
+    @classmethod
+    def products(cls, config: BertConfig, length: int) -> int:
+        """Multiplications, each with an addition, in the matrix products of a text of `length` tokens, forward.
+
+        Each token meets every matrix once, and every filter at each of its characters.
+        """
+        found = 0
+        for name, shape in cls.layer_shapes(config).items():
+            if len(shape) > 1 and not name.endswith("embeddings"):
+                found += math.prod(shape) * (config.max_characters - shape[0] + 1 if len(shape) > 2 else 1)
+        return length * found
 
     def build(self, input_shape: Any = None) -> None:
         """Everything is built when it is made."""

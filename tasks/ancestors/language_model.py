@@ -32,7 +32,7 @@ from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.encoders import encoder_class
 from bert_keras.model.kernels import look_up
 from bert_keras.optimization.losses import GlobalMean
-from bert_keras.optimization.objectives import Features, Labelled, Objective
+from bert_keras.optimization.objectives import Cost, Features, Labelled, Objective
 
 AT_ONCE = (
     2**24
@@ -85,12 +85,21 @@ class NextWordsHead(keras.layers.Layer):
         self.bias = self.add_weight(name="bias", shape=(self._size,), initializer="zeros", autocast=False)
         self.built = True
 
+    def _weights(self) -> Any:
+        return ops.cast(self.table if self._tied is None else self._tied(), self.compute_dtype)
+
+    def scores(self, states: Any) -> Any:
+        """The logits of all words, before the softmax: float [B, N, P] -> float32 [B, N, V]."""
+        rows = ops.reshape(ops.cast(states, self.compute_dtype), (-1, self.width))
+        made = ops.cast(ops.matmul(rows, ops.transpose(self._weights())), "float32")
+        return ops.reshape(made + ops.cast(self.bias, "float32"), (*ops.shape(states)[:-1], self._size))
+
     def call(self, states: Any, words: Any, training: bool | None = None) -> Any:
         """States float [B, N, P] and the words to predict, int32 [B, N] -> float32 [B, N, 2], the logarithms of probabilities.
 
         The first is that of the true word, the second that of the likeliest other word: of those drawn, in training with samples.
         """
-        table = ops.cast(self.table if self._tied is None else self._tied(), self.compute_dtype)
+        table = self._weights()
         bias, stands_for = ops.cast(self.bias, "float32"), ops.zeros((1,), "float32")
         rows, truth = ops.reshape(states, (-1, self.width)), ops.reshape(words, (-1,))
         known = ops.cast(look_up(table, truth), "float32") * ops.cast(rows, "float32")
@@ -208,6 +217,13 @@ class NextWords(Objective):
         states, width = outputs[SEQUENCE_OUTPUT], outputs[SEQUENCE_OUTPUT].shape[-1] // self.directions
         sides = [states[:, :-1, :width], states[:, 1:, width:]][: self.directions]
         return head(ops.concatenate(sides, axis=1), self._words(features))
+
+    def cost(self, config: BertConfig, length: int) -> Cost:
+        width = config.hidden_size // self.directions
+        shapes: dict[str, tuple[int, ...]] = {"bias": (config.vocab_size,)}
+        shapes |= {} if self.tied_softmax else {"table": (config.vocab_size, width)}
+        words = self.directions * (length - 1)
+        return Cost(shapes, words * width * (self.softmax_samples or config.vocab_size), length)
 
     def loss(self) -> GlobalMean:
         return GlobalMean(true_word_loss)

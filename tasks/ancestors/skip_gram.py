@@ -30,7 +30,7 @@ from bert_keras.features import (
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.kernels import look_up
 from bert_keras.optimization.losses import GlobalMean, binary_cross_entropy
-from bert_keras.optimization.objectives import Features, Labelled, Objective
+from bert_keras.optimization.objectives import Cost, Features, Labelled, Objective
 from bert_keras.tasks.ancestors.encoder import AncestorEncoder, Shapes, WordTable
 
 # -----------------------------------------------------------------------------------------------------------
@@ -208,6 +208,11 @@ class SkipGram(Objective):
     def logits(self, head: keras.layers.Layer, outputs: Mapping[str, Any], features: Features) -> Any:
         """Float32 [B, P, 2 window, 1 + negatives]."""
         return head(outputs[SEQUENCE_OUTPUT], features[TARGETS])
+
+    def cost(self, config: BertConfig, length: int) -> Cost:
+        """Of a text from which subsampling drops no word."""
+        pairs = length * 2 * self.window * (1 + self.negatives)
+        return Cost({"vectors": (config.vocab_size, config.hidden_size)}, pairs * config.hidden_size, length)
 
     def loss(self) -> GlobalMean:
         return GlobalMean(binary_cross_entropy)

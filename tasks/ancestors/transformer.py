@@ -16,6 +16,7 @@ positions of a prefix again for each token.
 
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -26,6 +27,8 @@ import tensorflow as tf
 from keras import ops
 
 from bert_keras import checkpoints
+from bert_keras.checkpoints.checkpoint import variable_shapes
+from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError
 from bert_keras.features import (
     ALL_ROWS,
@@ -36,10 +39,10 @@ from bert_keras.features import (
     WorkerRows,
 )
 from bert_keras.model.encoder import BertEncoder
-from bert_keras.model.encoders import make_encoder
+from bert_keras.model.encoders import encoder_class, make_encoder
 from bert_keras.model.layers import MASKED_SCORE, Block, Dropout, LayerNorm, SelfAttention
 from bert_keras.optimization.losses import GlobalMean, cross_entropy
-from bert_keras.optimization.objectives import Features, Labelled, Objective
+from bert_keras.optimization.objectives import Cost, Features, Labelled, Objective
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.tokenizer import Tokenizer
 
@@ -142,6 +145,18 @@ def tied_logits(encoder: BertEncoder, x: Any) -> Any:
     return ops.cast(ops.reshape(logits, shape), "float32")
 
 
+def decoder_cost(config: BertConfig, length: int) -> tuple[dict[str, tuple[int, ...]], int]:
+    """The shapes of a Decoder's variables, and the multiplications for a source and a target of `length` tokens."""
+    of_encoder = variable_shapes(dataclasses.replace(config, share_layers=False))
+    shapes = {name: shape for name, shape in of_encoder.items() if name.startswith("block_")}
+    shapes |= {f"source/{name}": shape for name, shape in shapes.items() if "attention" in name}
+    matrices = sum(math.prod(shape) for shape in shapes.values() if len(shape) > 1)
+    scores = (
+        config.num_layers * 2 * 2 * length * config.hidden_size
+    )  # of a token, to the target and to the source
+    return shapes, length * (matrices + scores + config.hidden_size * config.vocab_size)
+
+
 # -----------------------------------------------------------------------------------------------------------
 # The objective: pairs -> labels, and the loss (sec. 5.4)
 
@@ -215,6 +230,12 @@ class Translation(Objective):
     def logits(self, head: keras.layers.Layer, outputs: Mapping[str, Any], features: Features) -> Any:
         """Float32 [B, T, V]."""
         return head(features[TARGET_IDS], outputs[SEQUENCE_OUTPUT], features[INPUT_MASK])
+
+    def cost(self, config: BertConfig, length: int) -> Cost:
+        """Of a row whose halves are the source and the target."""
+        of_decoder = getattr(encoder_class(config), "decoder_cost", decoder_cost)
+        shapes, products = of_decoder(config, length // 2)
+        return Cost(shapes, products, length // 2)
 
     def loss(self) -> GlobalMean:
         return GlobalMean(functools.partial(smoothed_cross_entropy, smoothing=self.label_smoothing))

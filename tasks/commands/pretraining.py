@@ -164,7 +164,8 @@ def _sets_of_records(given: Sequence[str]) -> list[Any]:
 
 PLAN_NOTES = """Memory is that of one device at the peak of a step, in float32, without the buffers of libraries (measured error:
 docs/scale.md). --teraflops is the measured throughput of one device, in 10^12 operations a second, not its peak.
-plan needs no TensorFlow, no text and no weights.
+plan needs no text and no weights, and TensorFlow only for an ancestor of BERT: its activations are not known, and the operations
+of word-vectors are those without subsampling.
 
 """
 
@@ -222,14 +223,15 @@ def _plan_rows(found: Any) -> list[tuple[str, ...]]:
         row("FLOPs a step", lambda phase: f"{phase.flops:.3g}"),
         row("rows at once on a device", lambda phase: f"{phase.rows:,}"),
         *(
-            row(
-                f"GiB: {part.replace('_', ' ')}",
-                lambda phase, part=part: f"{getattr(phase.memory, part) / 2**30:.2f}",
-            )
+            row(f"GiB: {part.replace('_', ' ')}", lambda phase, part=part: _gib(getattr(phase.memory, part)))
             for part in parts
         ),
         row("days", lambda phase: "-" if phase.seconds is None else f"{phase.seconds / 86_400:,.2f}"),
     ]
+
+
+def _gib(size: int | None) -> str:
+    return "-" if size is None else f"{size / 2**30:.2f}"
 
 
 COMMANDS = {

@@ -59,7 +59,7 @@ def _run_translate(args: argparse.Namespace) -> None:
             f"{len(texts):,} lines to translate and {len(wanted):,} references; give one of each."
         )
     options = given_settings(args, TranslationOptions)
-    translate = Translator(average(map(_read, paths)), **options)
+    translate = Translator(average(map(read_pretrained, paths)), **options)
     with progress("translating", len(texts)) as advance:
         found = translate(texts, batch_size=batch_size, progress=advance)
     found = [join_punctuation(one) for one in found]
@@ -71,7 +71,7 @@ def _run_translate(args: argparse.Namespace) -> None:
         note(f"{metric.corpus_score(found, [wanted])}  signature {metric.get_signature()}")
 
 
-def _read(path: str) -> Any:
+def read_pretrained(path: str) -> Any:
     """A checkpoint, or the last save of an unfinished pre-training."""
     from bert_keras import checkpoints
     from bert_keras.tasks.pretraining.unfinished import read_unfinished

@@ -1,9 +1,11 @@
 """The cost of a pre-training from its settings alone: parameters, memory of a device, floating-point operations and days.
 
-In: a Recipe with the user's settings, and the devices. Out: an Estimate, plain numbers. No TensorFlow, no Keras, no weights.
+In: a Recipe with the user's settings, and the devices. Out: an Estimate, plain numbers. No TensorFlow, no Keras, no weights; the
+ancestors alone are asked for their shapes, which imports both.
 
 Parameters are exact. Memory counts what a step must hold in float32, and no buffer of an allocator or a library;
-benchmarks/plan.py prints its error. Operations count matrix products, two for each multiplication and addition, as papers do.
+benchmarks/plan.py prints its error. What the backward pass reads of an ancestor is not known, and has no number. Operations count
+matrix products, two for each multiplication and addition, as papers do.
 """
 
 import dataclasses
@@ -11,7 +13,7 @@ import math
 from typing import Any
 
 from bert_keras.checkpoints.checkpoint import head_shapes, variable_shapes
-from bert_keras.config import BertConfig, generator_config
+from bert_keras.config import BERT, BertConfig, generator_config
 from bert_keras.errors import BertKerasError
 from bert_keras.tasks.pretraining.recipes import Recipe
 
@@ -40,17 +42,17 @@ UNCASED_TOKENS = 30_522  # of the English vocabulary, where no vocab_size is set
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes on one device at the peak of a step, by what holds them."""
+    """Bytes on one device at the peak of a step, by what holds them. activations: None for an ancestor."""
 
     weights: int
     gradients: int
     optimizer_state: int
-    activations: int
+    activations: int | None
 
     @property
-    def total(self) -> int:
-        """The sum of the parts."""
-        return sum(dataclasses.astuple(self))
+    def total(self) -> int | None:
+        """The sum of the parts; None where one is not known."""
+        return None if self.activations is None else sum(dataclasses.astuple(self))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,11 +110,17 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class _Encoder:
-    """An encoder that trains, with the objectives whose heads are on it. shared: it reads another encoder's embeddings."""
+    """An encoder that trains, with the objectives whose heads are on it.
+
+    objectives: keys of HEADS
+    shared: it reads another encoder's embeddings
+    of_ancestors: objectives that have a `cost`
+    """
 
     config: BertConfig
     objectives: tuple[str, ...]
     shared: bool = False
+    of_ancestors: tuple[Any, ...] = ()
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -123,6 +131,8 @@ class _Encoder:
             found = {n: s for n, s in found.items() if not n.startswith("embeddings/") or n.startswith(own)}
         heads = tuple(f"{HEADS[objective][0]}/" for objective in self.objectives)
         found |= {n: s for n, s in head_shapes(self.config).items() if n.startswith(heads)}
+        for one in self.of_ancestors:
+            found |= {f"{one.name}/{n}": s for n, s in one.cost(self.config, 1).shapes.items()}
         return {n: math.prod(s) for n, s in found.items()}
 
     @property
@@ -130,9 +140,11 @@ class _Encoder:
         """True where an objective reads the pooler, which trains only then."""
         return any(HEADS[objective][1] for objective in self.objectives)
 
-    def activations(self, length: int, *, predictions: int, rows: int, rematerialize: bool) -> float:
+    def activations(self, length: int, *, predictions: int, rows: int, rematerialize: bool) -> float | None:
         """Bytes that the backward pass reads. rematerialize: a block's input for each block, and all values of one block."""
         c = self.config
+        if self.of_ancestors or c.encoder != BERT:
+            return None
         position = (
             HIDDEN_VALUES * c.hidden_size
             + ACTIVATION_VALUES[c.activation] * c.intermediate_size
@@ -153,18 +165,15 @@ class _Encoder:
 
     def _last_positions(self, length: int, predictions: int) -> int:
         """Positions that the last block computes: those that are read, if these are masked positions and the pooler's alone."""
-        if {"left_to_right", "replaced_token"} & {*self.objectives}:
+        if {"left_to_right", "replaced_token"} & {*self.objectives} or self.of_ancestors:
             return length
         return (predictions if self._predicts_tokens else 0) + self.pools
 
     def flops(self, length: int, *, predictions: int, rematerialize: bool) -> float:
         """Operations of an instance, forward and backward, which is twice forward."""
-        c = self.config
+        c, costs = self.config, [one.cost(self.config, length) for one in self.of_ancestors]
         h, e, i = c.hidden_size, c.embedding_width, c.intermediate_size
-        of_query, of_key = 2 * (2 * h * h + 2 * h * i + 2 * length * h), 2 * (2 * h * h)
-        queries = (c.num_layers - 1) * length + self._last_positions(length, predictions)
-        blocks = of_query * queries + of_key * c.num_layers * length
-        rest = 2.0 * length * e * h if e != h else 0.0
+        rest = 2.0 * sum(one.products for one in costs)
         if self._predicts_tokens:
             dense = 0 if c.plain_heads else h * e
             rest += 2 * predictions * (dense + e * c.vocab_size)
@@ -172,12 +181,42 @@ class _Encoder:
             rest += 2 * length * h * (h + 1)
         if self.pools:
             rest += 2 * h * h
+        length = min([length, *(one.reads for one in costs)])
+        if c.encoder != BERT:
+            return 3 * (2 * encoder_products(c, length) + rest)
+        of_query, of_key = 2 * (2 * h * h + 2 * h * i + 2 * length * h), 2 * (2 * h * h)
+        queries = (c.num_layers - 1) * length + self._last_positions(length, predictions)
+        blocks = of_query * queries + of_key * c.num_layers * length
+        rest += 2.0 * length * e * h if e != h else 0.0
         return 3 * (blocks + rest) + (blocks if rematerialize else 0)
+
+
+def encoder_products(config: BertConfig, length: int) -> int:
+    """Multiplications of an ancestor's encoder for a text of `length` tokens, forward."""
+    from bert_keras.model.encoders import encoder_class
+
+    return int(encoder_class(config).products(config, length))
+
+
+def _objectives_of_ancestors(recipe: Recipe, config: BertConfig) -> tuple[Any, ...]:
+    """The objectives that have a `cost`. Raises BertKerasError for one that neither has it nor a row of HEADS."""
+    if all(name in HEADS for name in recipe.names):
+        return ()
+    from bert_keras.tasks.pretraining.model import OBJECTIVES, make_objectives
+
+    if own := [name for name in recipe.names if name not in OBJECTIVES]:
+        raise BertKerasError(
+            f"the plan does not know the head of {own[0]}; give a recipe of {', '.join(OBJECTIVES)}."
+        )
+    unread: Any = {"pieces": None, "counts": lambda: None}  # which labels need
+    made = make_objectives(recipe, recipe.hparams.phases[0][0], config=config, **unread)
+    return tuple(one for one in made if hasattr(one, "cost"))
 
 
 def _encoders(recipe: Recipe, config: BertConfig) -> list[_Encoder]:
     if "replaced_token" not in recipe.objectives:
-        return [_Encoder(config, tuple(recipe.names))]
+        known = tuple(name for name in recipe.names if name in HEADS)
+        return [_Encoder(config, known, of_ancestors=_objectives_of_ancestors(recipe, config))]
     generator = generator_config(config, share=recipe.hparams.generator_share)
     return [_Encoder(config, ("replaced_token",)), _Encoder(generator, ("masked_lm",), shared=True)]
 
@@ -198,10 +237,6 @@ def estimate(
     Raises BertKerasError if the devices do not divide the batch, or the encoder is too short for a phase, and for a precision or
     a BiLSTM that the plan does not know.
     """
-    if own := [name for name in recipe.names if name not in HEADS]:
-        raise BertKerasError(
-            f"the plan does not know the head of {own[0]}; give a recipe of {', '.join(HEADS)}."
-        )
     hparams, encoders = recipe.hparams, _encoders(recipe, config)
     if hparams.precision != "float32":
         raise BertKerasError(
@@ -228,11 +263,12 @@ def estimate(
                 f"a phase has {length} tokens and the encoder {config.max_length} positions."
             )
         how: Any = {"predictions": _predicted(recipe, length), "rematerialize": hparams.rematerialize}
+        kept = [one.activations(length, rows=rows, **how) for one in encoders]
         memory = Memory(
             weights=FLOAT * parameters,
             gradients=FLOAT * copies * trainable,
             optimizer_state=FLOAT * SLOTS * trainable,
-            activations=round(sum(one.activations(length, rows=rows, **how) for one in encoders)),
+            activations=None if None in kept else round(sum(kept)),  # type: ignore[arg-type]
         )
         flops = hparams.batch_size * sum(one.flops(length, **how) for one in encoders)
         steps, done = end - done, end

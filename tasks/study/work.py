@@ -14,12 +14,12 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.checkpoints.checkpoint import variable_shapes
-from bert_keras.config import BertConfig
+from bert_keras.config import BERT, BertConfig
 from bert_keras.features import INPUT_MASK
 from bert_keras.tasks.batches import count, dataset
 from bert_keras.tasks.finetuning.examples import read_examples
 from bert_keras.tasks.hparams import Hparams
-from bert_keras.tasks.pretraining.estimate import HEADS, estimate
+from bert_keras.tasks.pretraining.estimate import encoder_products, estimate
 from bert_keras.tasks.pretraining.recipes import Recipe
 from bert_keras.tasks.task import Task
 from bert_keras.text.preprocessing import Preprocessor
@@ -57,7 +57,7 @@ def matrix_speed() -> float:
 
 def of_pretraining(recipe: Recipe, *, vocab_size: int) -> Work:
     """The steps and operations of a pre-training, as `bert-keras plan` estimates them, without evaluations and own heads."""
-    named = tuple(one for one in recipe.objectives if one in HEADS) or ("masked_lm",)
+    named = tuple(one for one in recipe.objectives if isinstance(one, str)) or ("masked_lm",)
     known = dataclasses.replace(recipe, objectives=named).changed(
         precision="float32"
     )  # an estimate knows no other
@@ -94,6 +94,8 @@ def _size(
 
 def forward(config: BertConfig) -> float:
     """Operations for each token of the encoder's blocks, without the products of queries and keys."""
+    if config.encoder != BERT:
+        return 2.0 * encoder_products(config, 1)
     sizes = variable_shapes(config).items()
     blocks = sum(math.prod(shape) for name, shape in sizes if not name.startswith("embeddings/"))
     return 2.0 * blocks * (config.num_layers if config.share_layers else 1)
