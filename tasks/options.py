@@ -241,16 +241,16 @@ SAVED_MODEL = "savedmodel"  # the format of an export by default
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VocabularyOptions(Checked):
-    """Options for learning a vocabulary. unused and alphabet apply only to WordPiece, min_count only to words."""
+    """Options for learning a vocabulary. unused is for WordPiece alone, alphabet also for GPT's BPE, min_count for words."""
 
     kind: str = setting(
-        "wordpiece", help="the kind of vocabulary", choices=("wordpiece", "sentencepiece", "words")
+        "wordpiece", help="the kind of vocabulary", choices=("wordpiece", "gpt-bpe", "sentencepiece", "words")
     )
     size: int = setting(30_522, help="tokens in the vocabulary", at_least=1)
-    cased: bool = setting(False, help="keep upper case (with WordPiece, accents too)")
+    cased: bool = setting(False, help="keep upper case (and accents, but for SentencePiece)")
     unused: int = setting(0, help="WordPiece: number of [unused] tokens", at_least=0)
     alphabet: int = setting(
-        1000, help="WordPiece: keep this many of the most frequent characters", at_least=1
+        1000, help="WordPiece and GPT's BPE: keep this many of the most frequent characters", at_least=1
     )
     # The default of word2vec.c.
     min_count: int = setting(5, help="words: leave out words that the text has fewer times", at_least=1)
