@@ -106,10 +106,18 @@ class ClassifierOptions(Checked):
         "the start and the rest from the end (default: the start)",
         choices=("tail", "head_tail"),
     )
+    both_orders: bool = setting(
+        False,
+        help="GLUE and custom, pairs: read both orders, and add their vectors, as GPT does where the texts are alike",
+    )
 
     def __post_init__(self) -> None:
         if self.truncation is not None and self.doc_stride is not None:
             raise wrong_setting(self, "truncation", "None if doc_stride is set: windows read the whole text")
+        if self.both_orders and (self.doc_stride is not None or self.pooling != "pooled"):
+            raise wrong_setting(
+                self, "both_orders", "False with doc_stride, and with another pooling than pooled"
+            )
         super().__post_init__()
 
 

@@ -36,6 +36,7 @@ from bert_keras.checkpoints.weights import (
     refuse_lacking,
     refuse_not_finite,
     warn_of_layers,
+    with_marks,
     with_max_positions,
     with_vocab_size,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "tokenizer_of",
     "with_max_positions",
     "with_tokenizer",
+    "with_marks",
     "with_vocab_size",
     "write",
 ]
