@@ -68,6 +68,7 @@ if TYPE_CHECKING:  # editors and type checkers read these lines; they do not run
     from bert_keras.text.preprocessing import Preprocessor, pad_batches
     from bert_keras.text.rules import AddedToken, Rules
     from bert_keras.text.sentencepiece import SentencePiece
+    from bert_keras.text.word_bpe import WordBPE
     from bert_keras.text.wordpiece import WordPiece
 
 __version__ = "0.1.0"  # setup.cfg reads it; RELEASING.md names the files that repeat it
@@ -114,6 +115,7 @@ __all__ = [
     "TextModel",
     "TokenHead",
     "WarmupLinearDecay",
+    "WordBPE",
     "WordPiece",
     "attention",
     "attention_summary",
@@ -146,6 +148,7 @@ _HOMES = {
     "bert_keras.text.byte_bpe": ("ByteBPE",),
     "bert_keras.text.rules": ("AddedToken", "Rules"),
     "bert_keras.text.sentencepiece": ("SentencePiece",),
+    "bert_keras.text.word_bpe": ("WordBPE",),
     "bert_keras.text.wordpiece": ("WordPiece",),
     "bert_keras.text.preprocessing": ("Preprocessor", "pad_batches"),
     "bert_keras.model.crf": ("CRF", "crf_loss"),

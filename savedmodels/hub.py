@@ -126,8 +126,8 @@ def preprocessor(tokenizer: Tokenizer, *, seq_length: int) -> tuple[Reusable, Ca
 
 
 def _by_word(tokenizer: Tokenizer, ids: tf.RaggedTensor, *others: tf.RaggedTensor) -> list[tf.RaggedTensor]:
-    """Ragged [B, (T)] -> ragged [B, (words), (tokens)]; with SentencePiece [B, (T)], like the published modules."""
-    if not isinstance(tokenizer, WordPiece):
+    """Ragged [B, (T)] -> ragged [B, (words), (tokens)]; with other kinds [B, (T)], like SentencePiece's published modules."""
+    if type(tokenizer) is not WordPiece:
         return [ids, *others]
     first = ~tf.gather(tf.constant(tokenizer.continues), ids.values)
     starts = tf.concat([tf.where(first)[:, 0], [tf.size(first, tf.int64)]], axis=0)

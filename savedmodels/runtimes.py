@@ -209,6 +209,7 @@ def settings_of(run: Run, format: str, *, precision: str = "float32") -> dict[st
         "truncation": _truncation(run),
         "padding": special.padding,
         "start": special.start,
+        "between": special.between,
         "end": special.end,
         "separators": pair.separators,
         "second_type": pair.second_type,

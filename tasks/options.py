@@ -106,10 +106,18 @@ class ClassifierOptions(Checked):
         "the start and the rest from the end (default: the start)",
         choices=("tail", "head_tail"),
     )
+    both_orders: bool = setting(
+        False,
+        help="GLUE and custom, pairs: read both orders, and add their vectors, as GPT does where the texts are alike",
+    )
 
     def __post_init__(self) -> None:
         if self.truncation is not None and self.doc_stride is not None:
             raise wrong_setting(self, "truncation", "None if doc_stride is set: windows read the whole text")
+        if self.both_orders and (self.doc_stride is not None or self.pooling != "pooled"):
+            raise wrong_setting(
+                self, "both_orders", "False with doc_stride, and with another pooling than pooled"
+            )
         super().__post_init__()
 
 
@@ -279,16 +287,16 @@ SAVED_MODEL = "savedmodel"  # the format of an export by default
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VocabularyOptions(Checked):
-    """Options for learning a vocabulary. unused and alphabet apply only to WordPiece, min_count only to words."""
+    """Options for learning a vocabulary. unused is for WordPiece alone, alphabet also for GPT's BPE, min_count for words."""
 
     kind: str = setting(
-        "wordpiece", help="the kind of vocabulary", choices=("wordpiece", "sentencepiece", "words")
+        "wordpiece", help="the kind of vocabulary", choices=("wordpiece", "gpt-bpe", "sentencepiece", "words")
     )
     size: int = setting(30_522, help="tokens in the vocabulary", at_least=1)
-    cased: bool = setting(False, help="keep upper case (with WordPiece, accents too)")
+    cased: bool = setting(False, help="keep upper case (and accents, but for SentencePiece)")
     unused: int = setting(0, help="WordPiece: number of [unused] tokens", at_least=0)
     alphabet: int = setting(
-        1000, help="WordPiece: keep this many of the most frequent characters", at_least=1
+        1000, help="WordPiece and GPT's BPE: keep this many of the most frequent characters", at_least=1
     )
     # The default of word2vec.c.
     min_count: int = setting(5, help="words: leave out words that the text has fewer times", at_least=1)

@@ -11,7 +11,7 @@ import safetensors.numpy
 from parity import array
 from pretrainings import train
 from random_checkpoints import refused
-from runs import write_checkpoint
+from runs import write_checkpoint, write_data
 from trainings import QUICK, write_reviews
 
 from bert_keras import checkpoints
@@ -32,8 +32,11 @@ from bert_keras.model.heads import ClassifierHead, MaskedLMHead
 from bert_keras.optimization import auxiliary
 from bert_keras.optimization.auxiliary import with_auxiliary_loss
 from bert_keras.tasks.finetuning.finetune import finetune
+from bert_keras.tasks.pretraining.vocabulary import write_vocabulary
 from bert_keras.tasks.problems.classification import TextClassification
+from bert_keras.tasks.problems.pair_orders import BothOrders
 from bert_keras.tasks.runs.run_folder import load_run
+from bert_keras.text.vocabulary import WORD_END, Vocabulary
 
 SMALL = {"vocab_size": 67, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "intermediate_size": 128}
 CONFIG = BertConfig.named("openai-gpt", **SMALL, max_positions=18)
@@ -205,6 +208,56 @@ def small_finetune(data, checkpoint, output, hparams):
     return finetune(
         task, checkpoint=checkpoint, output=output, hparams=hparams, verbose=0, log=lambda line: None
     )
+
+
+# -----------------------------------------------------------------------------------------------------------
+# GPT's own vocabulary, and its forms of input
+
+
+def test_the_second_row_of_a_pair_has_its_texts_the_other_way_round():
+    rows = BothOrders()(
+        {
+            INPUT_WORD_IDS: np.array([[1, 5, 6, 2, 7, 3, 0], [1, 5, 3, 0, 0, 0, 0]], "int32"),
+            INPUT_MASK: np.array([[1, 1, 1, 1, 1, 1, 0], [1, 1, 1, 0, 0, 0, 0]], "int32"),
+            INPUT_TYPE_IDS: np.array([[0, 0, 0, 0, 1, 1, 0], [0] * 7], "int32"),
+        }
+    )
+    ids = [[1, 5, 6, 2, 7, 3, 0], [1, 7, 2, 5, 6, 3, 0], *[[1, 5, 3, 0, 0, 0, 0]] * 2]
+    assert array(rows[INPUT_WORD_IDS]).tolist() == ids
+    assert array(rows[INPUT_TYPE_IDS]).tolist()[1:3] == [[0, 0, 0, 1, 1, 1, 0], [0] * 7]
+    assert array(rows[INPUT_MASK]).tolist()[1] == [1, 1, 1, 1, 1, 1, 0]
+
+
+def test_a_folder_without_marks_gets_rows_for_them_and_pairs_are_read_in_both_orders(tmp_path):
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    tokens = ("<unk>", *letters, *(f"{letter}</w>" for letter in letters))
+    vocabulary = Vocabulary(tokens, (), lower_case=True, suffix=WORD_END)
+    changes = dataclasses.asdict(CONFIG) | {"vocab_size": len(tokens), "max_positions": 40}
+    folder = write_checkpoint(tmp_path / "gpt", vocabulary=vocabulary, **changes)
+    task = TextClassification.open("mrpc", write_data(tmp_path / "data", "mrpc", count=16), both_orders=True)
+    lines, hparams = [], dataclasses.replace(QUICK, lm_weight=0.5)
+    finetune(task, checkpoint=folder, output=tmp_path / "run", hparams=hparams, verbose=0, log=lines.append)
+    [line] = [line for line in "\n".join(lines).splitlines() if line.startswith("randomly initialized")]
+    assert "the rows of _start_, _delimiter_, _classify_" in line
+    before, after = checkpoints.read(folder), checkpoints.read(tmp_path / "run")
+    assert (before.config.vocab_size, after.config.vocab_size) == (len(tokens), len(tokens) + 3)
+    run = load_run(tmp_path / "run")
+    assert run.task.both_orders and run.preprocess.tokenizer.special.delimiter == len(tokens) + 1
+    pairs = [["one text", "another"], ["another", "one text"]]
+    answers = [array(run.model(run.preprocess([one], [two]))) for one, two in pairs]
+    np.testing.assert_allclose(*answers, atol=1e-6)
+    for wrong in ({"name": "sst2"}, {"name": "mrpc", "pooling": "concat"}):
+        with pytest.raises(BertKerasError, match="both_orders"):
+            TextClassification.open(wrong.pop("name"), both_orders=True, **wrong)
+
+
+def test_a_pretraining_on_its_own_vocabulary_has_the_marks_from_the_start(tmp_path):
+    documents = [["the good film", "a warm plot"], ["the bad actor", "a dull scene"]] * 10
+    made = write_vocabulary(documents, tmp_path / "vocab", kind="gpt-bpe", size=40)
+    train(tmp_path / "run", "gpt", documents=documents, tokenizer=made.tokenizer, changes={"steps": 2})
+    read = checkpoints.read(tmp_path / "run")
+    assert read.config.vocab_size == made.tokenizer.vocab_size == 40
+    assert checkpoints.tokenizer_of(read).digest == made.tokenizer.digest
 
 
 # -----------------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from bert_keras.checkpoints.weights import (
     refuse_lacking,
     refuse_not_finite,
     warn_of_layers,
+    with_marks,
     with_max_positions,
     with_vocab_size,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "tokenizer_of",
     "with_max_positions",
     "with_tokenizer",
+    "with_marks",
     "with_vocab_size",
     "write",
 ]
@@ -277,6 +279,7 @@ def _tokenizer(
     """The tokenizer of a vocabulary. named: the prefix of an error about one of no file."""
     from bert_keras.text.byte_bpe import ByteBPE
     from bert_keras.text.sentencepiece import SentencePiece
+    from bert_keras.text.word_bpe import WordBPE
     from bert_keras.text.wordpiece import WordPiece
 
     named = f"{vocabulary.file}: " if vocabulary.file else named
@@ -287,12 +290,15 @@ def _tokenizer(
         )
     try:
         lower_case = lower_cases(vocabulary) if lower_case is None else lower_case
-        rules = vocabulary.rules
+        rules, tokens = vocabulary.rules, vocabulary.tokens or ()
         if vocabulary.sentencepiece is not None:
             return SentencePiece(vocabulary.sentencepiece, lower_case=lower_case, rules=rules)
+        if vocabulary.merges is not None and not vocabulary.suffix:
+            return ByteBPE(tokens, vocabulary.merges, rules=rules)
+        settings: Any = {"lower_case": lower_case, "rules": rules, "text_ops": text_ops}
         if vocabulary.merges is not None:
-            return ByteBPE(vocabulary.tokens or (), vocabulary.merges, rules=rules)
-        return WordPiece(vocabulary.tokens or (), lower_case=lower_case, rules=rules, text_ops=text_ops)
+            return WordBPE(tokens, vocabulary.merges, **settings)
+        return WordPiece(tokens, **settings)
     except ValueError as error:
         raise BertKerasError(f"{named}{error}") from error
 

@@ -202,6 +202,7 @@ class Checkpoint:
     problem_type: Hugging Face's name for the classifier's type of labels, one of PROBLEM_TYPES, where the file has it
     sigmoid: True or False where the file says whether a score is the sigmoid of the classifier's only output
     unknown: names in the file that no row of the table has
+    fresh: what has random weights that no file holds, in words, such as the rows of new tokens
     origin: of a model found by name: its address, revision and license (see `downloads.LocalModel.origin`); of a path: its last
         name, since cards with it go to others
     """
@@ -216,6 +217,7 @@ class Checkpoint:
     problem_type: str | None = None
     sigmoid: bool | None = None
     unknown: tuple[str, ...] = ()
+    fresh: tuple[str, ...] = ()
     origin: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property

@@ -26,6 +26,7 @@ from bert_keras.checkpoints.tokenizer_tables import (
     SPECIAL_TOKENS,
     TOKENIZER_CONFIG,
     TYPES,
+    WORD_BPE,
     WORDPIECE,
     WORDS,
     kind_of,
@@ -201,7 +202,7 @@ def _with_settings(
         )
     rules, names = found.rules, special_names(found)
     for key, role in ROLE_KEYS.items():
-        if key in named and (token := _text_of(named[key])) != names[role]:
+        if key in named and (token := _text_of(named[key])) != names.get(role):
             if has_pipeline and role in ("unknown", "start", "end"):
                 raise Refused(f"{key}={shortened(token)} beside {names[role]!r} in its {TOKENIZER_JSON}")
             names[role] = token
@@ -210,11 +211,11 @@ def _with_settings(
     own = own_tokens(found)
     rules = dataclasses.replace(
         rules,
-        names={role: token for role, token in names.items() if token != usual[role]},
+        names={role: token for role, token in names.items() if token != usual.get(role)},
         added=_added(folder, settings, named, pipeline, own, {*names.values()}),
         left=rules.left if side is None else side == "left",
     )
-    if found.merges is not None:
+    if kind_of(found) == BYTE_LEVEL:
         _refuse_lost_merges(found, rules)
     lengths = (sentence.get("max_seq_length"), settings.get("model_max_length"), settings.get("max_len"))
     length = next((int(one) for one in lengths if one is not None and 1 <= one < _NO_LENGTH), None)
@@ -330,12 +331,14 @@ def write_tokenizer(vocabulary: Vocabulary, folder: pathlib.Path, *, max_length:
         settings |= {"tokenizer_class": WORDS, "do_lower_case": lower_case, "rules": rules.to_json()}
         write_json(folder / TOKENIZER_CONFIG, settings)
         return
-    if kind == BYTE_LEVEL:
+    if kind in (BYTE_LEVEL, WORD_BPE):
         ids = {token: i for i, token in enumerate(vocabulary.tokens or ())}
         write_json(folder / VOCAB_JSON, ids)
         lines = ("#version: 0.2", *(vocabulary.merges or ()))
         (folder / MERGES_TXT).write_bytes(("\n".join(lines) + "\n").encode())
-        settings |= {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": rules.prefix_space}
+        settings["tokenizer_class"] = "OpenAIGPTTokenizer"
+        if kind == BYTE_LEVEL:
+            settings |= {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": rules.prefix_space}
     elif kind == WORDPIECE:
         (folder / VOCAB_TXT).write_bytes(("\n".join(vocabulary.tokens or ()) + "\n").encode())
         settings |= {"tokenizer_class": "BertTokenizer", "do_lower_case": lower_case}
@@ -357,18 +360,21 @@ def write_tokenizer(vocabulary: Vocabulary, folder: pathlib.Path, *, max_length:
         ids = {token: i for i, token in enumerate((*own, *rules.beyond(own)))}
         settings["added_tokens_decoder"] = {str(ids[token.content]): token._asdict() for token in rules.added}
     if needs_pipeline := kind != PIECES and not _is_plain(vocabulary):
-        settings |= {key: names[role] for key, role in ROLE_KEYS.items()} | {
+        settings |= {key: names[role] for key, role in ROLE_KEYS.items() if role in names} | {
             "tokenizer_class": "PreTrainedTokenizerFast"
         }
-    if needs_pipeline or kind == BYTE_LEVEL:
+    if needs_pipeline or kind in (BYTE_LEVEL, WORD_BPE):
         write_json(folder / TOKENIZER_JSON, write_pipeline(vocabulary, names, lower_case=lower_case))
     write_json(folder / TOKENIZER_CONFIG, settings)
 
 
 def _is_plain(vocabulary: Vocabulary) -> bool:
     """True if transformers' own class for the model has a setting for each rule."""
-    rules = vocabulary.rules
-    usual = BERT_PAIR if vocabulary.merges is None else ROBERTA_PAIR
+    rules, kind = vocabulary.rules, kind_of(vocabulary)
+    if kind == WORD_BPE:
+        plain = dataclasses.replace(rules, added=(), names={}, left=False)
+        return plain == Rules() and vocabulary.lower_case is not False
+    usual = BERT_PAIR if kind == WORDPIECE else ROBERTA_PAIR
     return (
         rules.pair in (None, usual)
         and rules.clean_text

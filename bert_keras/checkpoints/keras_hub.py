@@ -22,6 +22,7 @@ from bert_keras.checkpoints.checkpoint import (
     variable_shapes,
 )
 from bert_keras.checkpoints.letter_case import lower_cases
+from bert_keras.checkpoints.tokenizer_tables import WORDPIECE, kind_of
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError, first_line
 from bert_keras.io.json_files import (
@@ -211,8 +212,7 @@ def _lower_case_of(config: Mapping[str, Any], where: pathlib.Path) -> bool | Non
 
 def _save(checkpoint: Checkpoint, tensors: dict[str, np.ndarray], folder: pathlib.Path) -> None:
     vocabulary = checkpoint.vocabulary
-    others = {"byte-level BPE": vocabulary.merges, "SentencePiece": vocabulary.sentencepiece}
-    if other := next((name for name, found in others.items() if found is not None), None):
+    if (other := kind_of(vocabulary)) != WORDPIECE:
         raise BertKerasError(
             f"a keras-hub preset of BERT has no {other} tokenizer; write hugging-face, or leave the tokenizer out."
         )

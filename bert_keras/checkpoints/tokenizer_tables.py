@@ -18,7 +18,7 @@ from bert_keras.io.json_files import (
     one_of,
     or_null,
 )
-from bert_keras.text.rules import MOST_WORD_CHARACTERS
+from bert_keras.text.rules import GPT_TOKENS, MOST_WORD_CHARACTERS
 from bert_keras.text.tokenizer_json import FOLLOWED, HARMLESS, TOKEN, Table
 from bert_keras.text.vocabulary import Vocabulary
 
@@ -109,7 +109,7 @@ _BERT_TABLE: Table = {
     **dict.fromkeys(("mecab_kwargs", "sudachi_kwargs", "jumanpp_kwargs"), (None, {})),
 }
 WORDS = "WordTokenizer"  # the class of a vocabulary of whole words, ours
-WORDPIECE, BYTE_LEVEL, PIECES = "WordPiece", "byte-level BPE", "SentencePiece"
+WORDPIECE, BYTE_LEVEL, WORD_BPE, PIECES = "WordPiece", "byte-level BPE", "BPE of words", "SentencePiece"
 KINDS = {
     WORDPIECE: Kind(
         _WORDPIECE_CLASSES,
@@ -123,6 +123,7 @@ KINDS = {
         {"unknown": "<unk>", "end": "</s>", "padding": "<pad>", "start": "<s>", "mask": "<mask>"},
         {"add_prefix_space": FOLLOWED, "do_lower_case": (None, False)},
     ),
+    WORD_BPE: Kind(_classes("OpenAIGPT"), GPT_TOKENS, {"do_lower_case": FOLLOWED}),
     PIECES: Kind(
         _WORDPIECE_CLASSES,
         _BERT_NAMES | {"unknown": "<unk>", "padding": "<pad>"},
@@ -177,7 +178,9 @@ def kind_of(vocabulary: Vocabulary) -> str:
     """A key of KINDS."""
     if vocabulary.sentencepiece is not None:
         return PIECES
-    return WORDPIECE if vocabulary.merges is None else BYTE_LEVEL
+    if vocabulary.merges is not None:
+        return WORD_BPE if vocabulary.suffix else BYTE_LEVEL
+    return WORDPIECE
 
 
 def special_names(vocabulary: Vocabulary) -> dict[str, str]:

@@ -24,6 +24,7 @@ from bert_keras.checkpoints.checkpoint import (
 from bert_keras.config import BERT, MAX_LAYERS, BertConfig
 from bert_keras.errors import BertKerasError, first_names
 from bert_keras.features import POOLED_OUTPUT
+from bert_keras.text.rules import GPT_FRAME
 
 MAY_LACK = ("pooler", "bilstm")  # parts of an encoder that `assign` may leave randomly initialized
 _TRAINED = "give a checkpoint that was trained with it."
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     import keras
 
     from bert_keras.model.encoder import BertEncoder
+    from bert_keras.text.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,7 +109,7 @@ def assign(
     return Report(
         matched=tuple(matched),
         numbers=sum(math.prod(checkpoint.tensors[name].shape) for name in matched),
-        fresh=(*missing, *heads_at_random),
+        fresh=(*missing, *heads_at_random, *checkpoint.fresh),
         unused=(*(name for name in checkpoint.tensors if name not in variables), *checkpoint.unknown),
         format=checkpoint.format,
     )
@@ -253,6 +255,19 @@ def with_vocab_size(checkpoint: Checkpoint, vocab_size: int, *, seed: int | None
     """
     tensors = ("embeddings/word_embeddings", "masked_lm/bias", "next_words/table", "next_words/bias")
     return _with_rows(checkpoint, "vocab_size", vocab_size, tensors, words="tokens", seed=seed)
+
+
+def with_marks(checkpoint: Checkpoint, tokenizer: "Tokenizer", *, seed: int | None = None) -> Checkpoint:
+    """The checkpoint with rows for GPT's start, delimiter and extract tokens, if it has none; its tokenizer has ids for them.
+
+    Drawn as `with_vocab_size` draws. Source: Radford et al. 2018, sec. 3.3.
+    """
+    new = tokenizer.vocabulary[checkpoint.config.vocab_size :]
+    if not new or not {*new} <= {*GPT_FRAME.values()}:
+        return checkpoint
+    grown = with_vocab_size(checkpoint, tokenizer.vocab_size, seed=seed)
+    rows = f"the rows of {', '.join(new)}"
+    return dataclasses.replace(grown, fresh=(rows,) if checkpoint.tensors else ())
 
 
 def with_max_positions(checkpoint: Checkpoint, max_positions: int, *, seed: int | None = None) -> Checkpoint:

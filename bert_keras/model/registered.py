@@ -40,6 +40,7 @@ CLASSES = {
     "bert_keras.optimization.training_model": ("TrainingModel",),
     "bert_keras.tasks.problems.class_metrics": ("LabelMeasure", "OnLogits"),
     "bert_keras.tasks.problems.multiple_choice": ("FlattenChoices",),
+    "bert_keras.tasks.problems.pair_orders": ("BothOrders",),
     "bert_keras.tasks.problems.embedding": ("Pooling",),
     "bert_keras.model.feature_bilstm": ("FeatureBiLSTM", "LayerMix", "ScalarMix"),
     "bert_keras.tasks.strings.text_model": ("TextModel",),

@@ -4,6 +4,7 @@ import atexit
 import base64
 import contextlib
 import inspect
+import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.rules import Rules
 from bert_keras.text.sentencepiece import SentencePiece
 from bert_keras.text.tokenizer import Tokenizer
+from bert_keras.text.word_bpe import WordBPE
 from bert_keras.text.wordpiece import WordPiece
 
 
@@ -93,8 +95,11 @@ def _tokenizer_config(tokenizer: Tokenizer) -> dict[str, Any]:
     rules = {"rules": found} if (found := tokenizer.rules.to_json()) else {}
     if isinstance(tokenizer, WordPiece):
         # One string: Keras would visit every item of a list.
+        files = {"wordpiece": "\n".join(tokenizer.own_vocabulary)}
+        if isinstance(tokenizer, WordBPE):  # a token of which may hold an end of line
+            files = {"word_bpe": json.dumps([tokenizer.own_vocabulary, tokenizer.merges])}
         return {
-            "wordpiece": "\n".join(tokenizer.own_vocabulary),
+            **files,
             "lower_case": tokenizer.lower_case,
             "special_tokens_in_text": tokenizer.special_tokens_in_text,
             **rules,
@@ -113,7 +118,7 @@ def _tokenizer_config(tokenizer: Tokenizer) -> dict[str, Any]:
             **rules,
         }
     raise BertKerasError(
-        f"a model with a {type(tokenizer).__name__} cannot be saved; WordPiece, SentencePiece and ByteBPE can."
+        f"a model with a {type(tokenizer).__name__} cannot be saved; WordPiece, SentencePiece, ByteBPE and WordBPE can."
     )
 
 
@@ -123,6 +128,8 @@ def _tokenizer(config: Mapping[str, Any]) -> Tokenizer:
         settings["rules"] = Rules.from_json(settings["rules"])
     if "wordpiece" in settings:
         return WordPiece(settings.pop("wordpiece").split("\n"), **settings)
+    if "word_bpe" in settings:
+        return WordBPE(*json.loads(settings.pop("word_bpe")), **settings)
     if "byte_bpe" in settings:
         return ByteBPE(settings.pop("byte_bpe").split("\n"), settings.pop("merges").splitlines(), **settings)
     return SentencePiece(base64.b64decode(settings.pop("sentencepiece")), **settings)

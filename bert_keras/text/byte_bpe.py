@@ -63,7 +63,7 @@ class ByteBPE(Tokenizer):
         ids = checked_ids(vocabulary, source="vocabulary")
         full = (*vocabulary, *rules.beyond(tuple(vocabulary)))
         special = find_special(full, names, model="RoBERTa", source="vocabulary")
-        pairs, joined = _checked_merges(merges, ids, source="merges")
+        pairs, joined = checked_merges(merges, ids, source="merges")
         there = [
             AddedToken(token, normalized=False, lstrip=role == "mask")
             for role, token in names.items()
@@ -217,7 +217,7 @@ def checked_ids(vocabulary: Sequence[str], *, source: str) -> dict[str, int]:
     return ids
 
 
-def _checked_merges(
+def checked_merges(
     merges: Sequence[str], ids: dict[str, int], *, source: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """The ids of each pair, int32 [R, 2], and of the token that it becomes, int32 [R]. Raises ValueError as above."""
@@ -279,20 +279,26 @@ class Merges(tf.Module):
 
     def __call__(self, words: tf.Tensor) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
         """words: string [W], none empty -> ragged int32 [W, (T)], ids and the first byte of each token in its word."""
-        lengths = tf.strings.length(words)
+        text = tf.cast(tf.io.decode_raw(tf.strings.reduce_join(words), tf.uint8), tf.int32)
+        return self._merged_words(tf.gather(self._byte_ids, text), tf.strings.length(words))
+
+    def _merged_words(self, first: tf.Tensor, lengths: tf.Tensor) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
+        """The tokens of words after all merges, and the number in its word of the first of the given tokens in each.
+
+        first: int32 [N], the tokens before the merges; lengths: int32 [W], those of each word
+        """
         # A gap stands before each word.
         word = repeats(lengths + 1)
         gaps = tf.cumsum(lengths + 1, exclusive=True)
-        places = tf.range(tf.size(word)) - tf.gather(gaps, word)  # 0 for a gap, else the byte's number from 1
-        text = tf.cast(tf.io.decode_raw(tf.strings.reduce_join(words), tf.uint8), tf.int32)
-        ids = tf.tensor_scatter_nd_update(
-            tf.fill([tf.size(word)], self._gap), tf.where(places > 0), tf.gather(self._byte_ids, text)
-        )
+        places = tf.range(tf.size(word)) - tf.gather(
+            gaps, word
+        )  # 0 for a gap, else the token's number from 1
+        ids = tf.tensor_scatter_nd_update(tf.fill([tf.size(word)], self._gap), tf.where(places > 0), first)
         ids, kept = self._merged(ids, word, places)
         real = tf.where(ids != self._gap)[:, 0]
         ids, kept = tf.gather(ids, real), tf.gather(kept, real)
         row = tf.cast(tf.gather(word, kept), tf.int64)
-        rows = tf.RaggedTensor.from_value_rowids(ids, row, nrows=tf.size(words, tf.int64), validate=False)
+        rows = tf.RaggedTensor.from_value_rowids(ids, row, nrows=tf.size(lengths, tf.int64), validate=False)
         return rows, rows.with_values(tf.gather(places, kept) - 1)
 
     def _merged(self, ids: tf.Tensor, word: tf.Tensor, places: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

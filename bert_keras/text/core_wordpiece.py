@@ -51,6 +51,13 @@ class Trie(NamedTuple):
     tokens: np.ndarray
 
 
+def single_characters(rules: Rules) -> str:
+    """A pattern of the characters that are words."""
+    return (
+        f"[{PUNCTUATION}{_NEWER_PUNCTUATION}{IDEOGRAPHS}]" if rules.splits_as_original else f"[{PUNCTUATION}]"
+    )
+
+
 class CoreWordPiece(tf.Module):
     """Splits text into words, and matches the longest token first.
 
@@ -62,9 +69,7 @@ class CoreWordPiece(tf.Module):
         super().__init__()
         pieces = matchable(vocabulary)
         self._unknown, self._max_word = pieces[unknown], rules.max_word
-        self._single = f"[{PUNCTUATION}{_NEWER_PUNCTUATION}{IDEOGRAPHS}]"
-        if not rules.splits_as_original:
-            self._single = f"[{PUNCTUATION}]"
+        self._single = single_characters(rules)
         inner = [piece.startswith(CONTINUATION) and piece != CONTINUATION for piece in pieces]
         texts = [
             piece.removeprefix(CONTINUATION) if cut else piece

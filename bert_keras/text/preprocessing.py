@@ -235,7 +235,8 @@ class Preprocessor(tf.Module):
     def _framed(self, segments: list[tf.RaggedTensor]) -> Features:
         """Adds special tokens, padding, mask and types to segments that fit."""
         special, pair = self.tokenizer.special, self.tokenizer.pair
-        start, end, padding = (self._mark(id_) for id_ in (special.start, special.end, special.padding))
+        marks = special.start, special.between, special.end, special.padding
+        start, between, end, padding = map(self._mark, marks)
         count = segments[0].nrows()
 
         def filled(width: int, mark: tf.Tensor) -> tf.Tensor:
@@ -245,7 +246,7 @@ class Preprocessor(tf.Module):
 
         parts = [filled(1, start), segments[0]]
         for segment in segments[1:]:
-            parts += [filled(pair.separators, end), segment]
+            parts += [filled(pair.separators, between), segment]
         rows = tf.concat([*parts, filled(1, end)], axis=1)
         shape = None if self.pad_to_longest else tf.stack([-1, self.seq_length, *padding.shape])
         tokens = rows.to_tensor(padding, shape=shape)

@@ -11,6 +11,10 @@ from bert_keras.io.json_files import FLAG, FieldType, checked_fields, integer, l
 # The special tokens of BERT's vocabularies.
 PADDING, UNKNOWN, START, END, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 ROLES = ("padding", "unknown", "start", "end", "mask")
+# GPT's marks stand after its vocabulary, which lacks them; padding has the id of <unk>, and the mask tells it apart.
+# Source: Radford et al. 2018, sec. 3.3; the names and their ids: openai/finetune-transformer-lm train.py.
+GPT_FRAME = {"start": "_start_", "delimiter": "_delimiter_", "end": "_classify_"}
+GPT_TOKENS = {"padding": "<unk>", "unknown": "<unk>", **GPT_FRAME}
 # The limit of a word in characters; a longer word is one [UNK] (google-research/bert tokenization.py).
 MAX_WORD_CHARACTERS = 200
 # The ops of a tokenizer's graph, which give equal ids: TensorFlow Text's, or TensorFlow's own, by the variable.

@@ -25,13 +25,17 @@ Normalizer = Callable[[Sequence[str]], list[str]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpecialTokens:
-    """The ids of the special tokens; mask is None in a vocabulary without one."""
+    """The ids of the special tokens; mask is None in a vocabulary without one.
+
+    delimiter: stands between two segments, in GPT; None in a vocabulary where `end` does
+    """
 
     padding: int
     unknown: int
     start: int
     end: int
-    mask: int | None
+    mask: int | None = None
+    delimiter: int | None = None
 
     @property
     def mask_id(self) -> int:
@@ -41,6 +45,11 @@ class SpecialTokens:
                 "the vocabulary has no mask token, which masked texts need; use another checkpoint."
             )
         return self.mask
+
+    @property
+    def between(self) -> int:
+        """The id that stands between two segments."""
+        return self.end if self.delimiter is None else self.delimiter
 
     @property
     def ids(self) -> set[int]:
@@ -195,9 +204,12 @@ class Tokenizer(AnswersOtherNames, tf.Module):
     def detokenize(self, ids: Iterable[int]) -> str:
         """Ids -> text as the tokenizer normalizes it, without padding and the special tokens at the ends of segments.
 
+        Unknown tokens stay.
+
         Raises ValueError for an id outside the vocabulary.
         """
-        left_out = {self.special.padding, self.special.start, self.special.end}
+        special = self.special
+        left_out = {special.padding, special.start, special.between, special.end} - {special.unknown}
         kept = [int(one) for one in ids if int(one) not in left_out]
         if unknown := [one for one in kept if not 0 <= one < self.vocab_size]:
             raise BertKerasError(f"id {unknown[0]} is not in the vocabulary of {self.vocab_size} tokens.")

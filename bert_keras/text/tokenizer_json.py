@@ -24,8 +24,16 @@ from bert_keras.io.json_files import (
     read_object,
     shortened,
 )
-from bert_keras.text.rules import BERT_PAIR, MOST_WORD_CHARACTERS, ROBERTA_PAIR, AddedToken, PairFormat, Rules
-from bert_keras.text.vocabulary import VOCAB_TXT, Vocabulary, in_order_of_ids, other_setting
+from bert_keras.text.rules import (
+    BERT_PAIR,
+    GPT_TOKENS,
+    MOST_WORD_CHARACTERS,
+    ROBERTA_PAIR,
+    AddedToken,
+    PairFormat,
+    Rules,
+)
+from bert_keras.text.vocabulary import VOCAB_TXT, WORD_END, Vocabulary, in_order_of_ids, other_setting
 
 FOLLOWED, HARMLESS = "followed", "harmless"
 Table = dict[str, Any]
@@ -95,11 +103,11 @@ _MODELS: Mapping[str, Table] = {
         "type": HARMLESS,
         "vocab": FOLLOWED,
         "merges": FOLLOWED,
-        "unk_token": HARMLESS,  # every byte has a token
-        "fuse_unk": HARMLESS,
+        "unk_token": FOLLOWED,  # of byte-level BPE, no text has it
+        "fuse_unk": FOLLOWED,
         "dropout": (None, 0),
         "continuing_subword_prefix": (None, ""),
-        "end_of_word_suffix": (None, ""),
+        "end_of_word_suffix": (None, "", WORD_END),
         "byte_fallback": (None, False),
         "ignore_merges": (None, False),
     },
@@ -204,7 +212,8 @@ def read_tokenizer_json(path: pathlib.Path) -> Pipeline:
         unknown += check_table(parts["padding"], _PADDING, where=f"the padding of {path.name}")
         vocabulary = _READERS[kind](parts, path, [token for token, _ in tokens])
     except Refused as refused:
-        named = {"BPE": "byte-level BPE", "Unigram": _UNIGRAM}.get(kind, kind)
+        bpe = "BPE of words" if model.get("end_of_word_suffix") else "byte-level BPE"
+        named = {"BPE": bpe, "Unigram": _UNIGRAM}.get(kind, kind)
         return Pipeline(Vocabulary(other=f"{named} with {refused}", file=str(path)))
     length = parts["truncation"].get("max_length")
     if parts["truncation"].get("direction") == "Left":
@@ -335,6 +344,14 @@ def full_ids(ids: Mapping[str, int], added: Iterable[AddedToken]) -> dict[str, i
     return {**ids, **{content: first + i for i, content in enumerate(contents)}}
 
 
+def _words(parts: Mapping[str, Mapping[str, Any]], path: pathlib.Path) -> tuple[bool, dict[str, Any]]:
+    """The case, and the fields of Rules, of a tokenizer that splits text into BERT's words."""
+    types = tuple(str(step.get("type")) for step in _steps(parts["pre_tokenizer"], "pretokenizers", path))
+    if types not in _PRE_TOKENIZERS:
+        raise Refused(f"{' and '.join(types) or 'null'} as the pre_tokenizer of {path.name}")
+    return _normal_form(parts["normalizer"], path)
+
+
 def _read_wordpiece(
     parts: Mapping[str, Mapping[str, Any]], path: pathlib.Path, added: Sequence[AddedToken]
 ) -> Vocabulary:
@@ -342,10 +359,7 @@ def _read_wordpiece(
         raise BertKerasError(f"{path} holds no WordPiece vocabulary; put a {VOCAB_TXT} beside it.")
     kinds = {"vocab": object_of(INTEGER), "unk_token": TEXT, "max_input_chars_per_word": or_null(INTEGER)}
     model = known_fields(parts["model"], kinds, where=f"the model of {path}")
-    lower_case, changes = _normal_form(parts["normalizer"], path)
-    types = tuple(str(step.get("type")) for step in _steps(parts["pre_tokenizer"], "pretokenizers", path))
-    if types not in _PRE_TOKENIZERS:
-        raise Refused(f"{' and '.join(types) or 'null'} as the pre_tokenizer of {path.name}")
+    lower_case, changes = _words(parts, path)
     limit = model.get("max_input_chars_per_word") or 100  # the default of the library
     if not 1 <= limit <= MOST_WORD_CHARACTERS:
         raise Refused(f"max_input_chars_per_word={limit} in the model of {path.name}")
@@ -364,10 +378,33 @@ def _read_wordpiece(
     return Vocabulary(tokens=tokens, lower_case=lower_case, rules=rules)
 
 
-def _read_byte_level(
+def _read_bpe(
     parts: Mapping[str, Mapping[str, Any]], path: pathlib.Path, added: Sequence[AddedToken]
 ) -> Vocabulary:
-    """Byte-level BPE, whose added tokens may have ids of their own among the others."""
+    """Byte-level BPE, or BPE of words."""
+    kinds = {"vocab": object_of(INTEGER), "merges": list_of(_MERGE)}
+    model = checked_fields(parts["model"], kinds, where=f"the model of {path}", others=True)
+    joined = (merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"])
+    vocabulary = Vocabulary(
+        tokens=in_order_of_ids(model["vocab"], path), merges=tuple(joined), lower_case=False
+    )
+    if parts["model"].get("end_of_word_suffix") != WORD_END:
+        return vocabulary._replace(rules=_byte_level_rules(parts, path, full_ids(model["vocab"], added)))
+    if parts["post_processor"]:
+        raise Refused(f"a post_processor in {path.name}")
+    if parts["model"].get("fuse_unk"):
+        raise Refused(f"fuse_unk=true in the model of {path.name}")
+    named = checked_fields(parts["model"], {"unk_token": TEXT}, where=f"the model of {path}", others=True)
+    unknown = named["unk_token"]
+    lower_case, changes = _words(parts, path)
+    rules = Rules(names=_other_names(dict.fromkeys(("unknown", "padding"), unknown), GPT_TOKENS), **changes)
+    return vocabulary._replace(lower_case=lower_case, rules=rules, suffix=WORD_END)
+
+
+def _byte_level_rules(
+    parts: Mapping[str, Mapping[str, Any]], path: pathlib.Path, ids: Mapping[str, int]
+) -> Rules:
+    """The rules of byte-level BPE, whose added tokens may have ids of their own among the others."""
     if normalizer := parts["normalizer"]:
         raise Refused(f"{shortened(normalizer.get('type'))} as the normalizer of {path.name}")
     steps = _steps(parts["pre_tokenizer"], "pretokenizers", path)
@@ -376,19 +413,11 @@ def _read_byte_level(
         raise Refused(f"{types or 'null'} as the pre_tokenizer of {path.name}")
     if unknown := check_table(steps[0], _BYTE_LEVEL, where=f"the pre_tokenizer of {path.name}"):
         raise Refused(unknown[0])
-    kinds = {"vocab": object_of(INTEGER), "merges": list_of(_MERGE)}
-    model = checked_fields(parts["model"], kinds, where=f"the model of {path}", others=True)
-    frame = _frame(parts["post_processor"], full_ids(model["vocab"], added), path)
-    rules = Rules(
+    frame = _frame(parts["post_processor"], ids, path)
+    return Rules(
         names=_other_names({"start": frame.start, "end": frame.end}, {"start": "<s>", "end": "</s>"}),
         pair=None if frame.pair == ROBERTA_PAIR else frame.pair,
         prefix_space=bool(steps[0].get("add_prefix_space", True)),
-    )
-    return Vocabulary(
-        tokens=in_order_of_ids(model["vocab"], path),
-        merges=tuple(merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]),
-        lower_case=False,
-        rules=rules,
     )
 
 
@@ -412,4 +441,4 @@ def _read_unigram(
     return Vocabulary(tokens=pieces, lower_case="Lowercase" in steps, rules=rules)
 
 
-_READERS = {"WordPiece": _read_wordpiece, "BPE": _read_byte_level, "Unigram": _read_unigram}
+_READERS = {"WordPiece": _read_wordpiece, "BPE": _read_bpe, "Unigram": _read_unigram}

@@ -18,10 +18,11 @@ from bert_keras.text.rules import Rules
 
 MAX_VOCABULARY_BYTES = 100_000_000  # of a vocab.txt, a SentencePiece model or a merges.txt
 VOCAB_TXT, SENTENCEPIECE, TOKENIZER_JSON = "vocab.txt", "spiece.model", "tokenizer.json"
-VOCAB_JSON, MERGES_TXT = "vocab.json", "merges.txt"  # of byte-level BPE
+VOCAB_JSON, MERGES_TXT = "vocab.json", "merges.txt"  # of BPE
 # Byte-level tokens that no merge makes: RoBERTa fills its vocabulary up, and marks such as <mask> and [E1] are no text.
 _NEVER_MERGED = re.compile(r"madeupword\d+|<.+>|\[.+\]")
 
+WORD_END = "</w>"  # the suffix of every token of GPT that ends a word
 CONTINUATION = "##"  # the prefix of every WordPiece token that continues a word
 _NEVER_IN_TEXT = re.compile(r"[\s\0]")
 
@@ -30,13 +31,14 @@ class Vocabulary(NamedTuple):
     """All that makes a tokenizer: a folder's, or one in memory. Empty where there is none.
 
     tokens: in the order of their ids
-    merges: of byte-level BPE, the pairs to merge in the order of learning: "Ġ t"
+    merges: of BPE, the pairs to merge in the order of learning: "Ġ t"
     sentencepiece: the bytes of a spiece.model, in place of tokens
     lower_case: True if text is lower-cased, None if the files do not say
     rules: settings that the original lacks, such as added tokens
     max_length: the longest input in tokens, if the files say it
     other: the name of a type of tokenizer that is not supported, in place of tokens
     file: the path of the file that it was read from, for errors; "" in memory
+    suffix: of BPE, WORD_END for GPT's, of the characters of words; "" for byte-level BPE
     """
 
     tokens: tuple[str, ...] | None = None
@@ -47,6 +49,7 @@ class Vocabulary(NamedTuple):
     file: str = ""
     rules: Rules = Rules()
     max_length: int | None = None
+    suffix: str = ""
 
     @property
     def has_tokens(self) -> bool:
@@ -130,13 +133,14 @@ def read_model(path: str | os.PathLike[str]) -> bytes:
 
 
 def read_byte_level(vocab_json: pathlib.Path, merges_txt: pathlib.Path) -> Vocabulary:
-    """Byte-level BPE from both of its files. ByteBPE checks the tokens and the merges.
+    """Byte-level BPE, or BPE of words, from both of its files. Their tokenizers check the tokens and the merges.
 
     Raises BertKerasError for ids with a gap, and for a merges.txt that is not UTF-8.
     """
     raw = read_bounded(merges_txt, MAX_VOCABULARY_BYTES)
     try:
-        lines = raw.decode("utf-8").splitlines()
+        # Not splitlines(), which also splits at characters that can be in tokens of words.
+        lines = raw.decode("utf-8").replace("\r\n", "\n").split("\n")
     except UnicodeDecodeError:
         raise BertKerasError(f"{merges_txt} is not UTF-8; download it again.") from None
     # The first line may name the version of the form: "#version: 0.2". A merge of "#" has another token after it.
@@ -147,7 +151,10 @@ def read_byte_level(vocab_json: pathlib.Path, merges_txt: pathlib.Path) -> Vocab
     ]
     merges = tuple(line for line in lines if line.strip(" "))
     pieces, both = in_order_of_ids(ids, vocab_json), f"{vocab_json} with {merges_txt.name}"
-    return Vocabulary(tokens=pieces, merges=merges, lower_case=False, file=both)
+    # Byte-level BPE has a token for each byte, that of the space among them.
+    of_words = "\u0120" not in ids and any(piece.endswith(WORD_END) for piece in pieces)
+    suffix = WORD_END if of_words else ""
+    return Vocabulary(tokens=pieces, merges=merges, lower_case=of_words, file=both, suffix=suffix)
 
 
 def unmerged_tokens(pieces: Sequence[str], merges: Sequence[str]) -> list[str]:

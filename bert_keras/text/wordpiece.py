@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,9 @@ class WordPiece(Normalizing):
     Source: google-research/bert tokenization.py; Devlin et al. 2019, sec. 3; Song et al. 2021 for the matching.
     """
 
+    own_names: Mapping[str, str] = BERT_TOKENS
+    model_name = "BERT"
+
     def __init__(
         self,
         vocabulary: Sequence[str],
@@ -83,10 +86,10 @@ class WordPiece(Normalizing):
         rules: Rules = Rules(),  # noqa: B008  frozen
         text_ops: str | None = None,
     ):
-        _check_tokens(vocabulary, source="vocabulary")
-        names = BERT_TOKENS | dict(rules.names)
+        self._check(vocabulary)
+        names = {**self.own_names, **rules.names}
         full = (*vocabulary, *rules.beyond(tuple(vocabulary)))
-        special = find_special(full, names, model="BERT", source="vocabulary")
+        special = find_special(full, names, model=self.model_name, source="vocabulary")
         if special.unknown >= len(vocabulary):
             raise BertKerasError(
                 f"vocabulary: {names['unknown']} is an added token; it must be in the vocabulary"
@@ -114,13 +117,21 @@ class WordPiece(Normalizing):
         if self._spaced:
             self._simple = SIMPLE_ASCII
         self._find_normalized_in_text = self._find_normalized(self._form_of)
-        matcher = CoreWordPiece if self.text_ops == CORE else KernelWordPiece
-        pieces = whole_words_alone(vocabulary) if rules.new_words else vocabulary
-        self._match = matcher(pieces, unknown=names["unknown"], rules=rules)
+        self._match = self._matcher(vocabulary, unknown=names["unknown"])
         if rules.new_words:
             self._match = WholeWords(
                 self._match, self.vocabulary, unknown=special.unknown, new_words=rules.new_words
             )
+
+    def _check(self, vocabulary: Sequence[str]) -> None:
+        """Raises ValueError for tokens that no text can have."""
+        _check_tokens(vocabulary, source="vocabulary")
+
+    def _matcher(self, vocabulary: Sequence[str], *, unknown: str) -> Any:
+        """What finds tokens: text in normal form, string [B] -> ids, start bytes and end bytes."""
+        matcher = CoreWordPiece if self.text_ops == CORE else KernelWordPiece
+        pieces = whole_words_alone(vocabulary) if self.rules.new_words else vocabulary
+        return matcher(pieces, unknown=unknown, rules=self.rules)
 
     @classmethod
     def from_file(

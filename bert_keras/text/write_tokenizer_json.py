@@ -6,11 +6,11 @@ from typing import Any
 from bert_keras.errors import BertKerasError
 from bert_keras.text.rules import BERT_PAIR, ROBERTA_PAIR, AddedToken, PairFormat, Rules
 from bert_keras.text.tokenizer_json import full_ids
-from bert_keras.text.vocabulary import Vocabulary
+from bert_keras.text.vocabulary import WORD_END, Vocabulary
 
 
 def write_pipeline(vocabulary: Vocabulary, names: Mapping[str, str], *, lower_case: bool) -> dict[str, Any]:
-    """The contents of a tokenizer.json for WordPiece or byte-level BPE, for transformers' fast tokenizer.
+    """The contents of a tokenizer.json for WordPiece or BPE, for transformers' fast tokenizer.
 
     names: the special tokens by role
 
@@ -23,7 +23,7 @@ def write_pipeline(vocabulary: Vocabulary, names: Mapping[str, str], *, lower_ca
     rules, tokens = vocabulary.rules, vocabulary.tokens or ()
     own = {token: i for i, token in enumerate(tokens)}
     ids = full_ids(own, rules.added)
-    byte_level = vocabulary.merges is not None
+    byte_level = vocabulary.merges is not None and not vocabulary.suffix
     special = [
         AddedToken(token, lstrip=byte_level and role == "mask", normalized=False, special=True)
         for role, token in names.items()
@@ -39,6 +39,12 @@ def write_pipeline(vocabulary: Vocabulary, names: Mapping[str, str], *, lower_ca
             for token in sorted(added.values(), key=lambda token: ids[token.content])
         ],
     }
+    if vocabulary.suffix:
+        # As transformers has it, without a frame.
+        model = _bpe(vocabulary, own, unknown=names["unknown"])
+        return (
+            content | {"post_processor": None} | _wordpiece(rules, own, names, lower_case=lower_case) | model
+        )
     start, end = names["start"], names["end"]
     pair = rules.pair or (ROBERTA_PAIR if byte_level else BERT_PAIR)
     if byte_level and pair == ROBERTA_PAIR:
@@ -64,19 +70,23 @@ def _byte_level(vocabulary: Vocabulary, ids: Mapping[str, int]) -> dict[str, Any
         "trim_offsets": True,
         "use_regex": True,
     }
+    return {"normalizer": None, "pre_tokenizer": level} | _bpe(vocabulary, ids) | {"decoder": level}
+
+
+def _bpe(vocabulary: Vocabulary, ids: Mapping[str, int], *, unknown: str | None = None) -> dict[str, Any]:
     model = {
         "type": "BPE",
         "dropout": None,
-        "unk_token": None,
+        "unk_token": unknown,
         "continuing_subword_prefix": "",
-        "end_of_word_suffix": "",
+        "end_of_word_suffix": vocabulary.suffix,
         "fuse_unk": False,
         "byte_fallback": False,
         "ignore_merges": False,
         "vocab": dict(ids),
         "merges": [*(vocabulary.merges or ())],
     }
-    return {"normalizer": None, "pre_tokenizer": level, "decoder": level, "model": model}
+    return {"decoder": {"type": "BPEDecoder", "suffix": WORD_END}, "model": model}
 
 
 def _wordpiece(

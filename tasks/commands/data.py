@@ -147,13 +147,13 @@ def _share(count: int, total: int) -> str:
 # -----------------------------------------------------------------------------------------------------------
 # vocab
 
-VOCAB_NOTES = """The folder has vocab.txt, or ALBERT's spiece.model, and tokenizer_config.json; use it as `pretrain --vocab`. The
-same text gives the same bytes. WordPiece needs the `vocabulary` extra, and memory for the distinct words of the text. A
-vocabulary of words, for word vectors, has the most frequent ones.
+VOCAB_NOTES = """The folder has vocab.txt, ALBERT's spiece.model, or GPT's vocab.json and merges.txt, and tokenizer_config.json;
+use it as `pretrain --vocab`. The same text gives the same bytes. WordPiece and GPT's BPE need the `vocabulary` extra, and memory
+for the distinct words of the text. A vocabulary of words, for word vectors, has the most frequent ones.
 
 """
-# The settings of one kind alone.
-OF_KIND = {"unused": "wordpiece", "alphabet": "wordpiece", "min_count": "words"}
+# The settings of some kinds alone.
+OF_KIND = {"unused": ("wordpiece",), "alphabet": ("wordpiece", "gpt-bpe"), "min_count": ("words",)}
 
 
 def _add_vocab(parser: argparse.ArgumentParser) -> None:
@@ -171,9 +171,9 @@ def _run_vocab(args: argparse.Namespace) -> None:
     given = given_settings(args, VocabularyOptions)
     options = VocabularyOptions(**given)
     settings = {name: value for name, value in given.items() if name not in ("kind", "size", "cased")}
-    if others := [name for name in settings if OF_KIND[name] != options.kind]:
+    if others := [name for name in settings if options.kind not in OF_KIND[name]]:
         raise BertKerasError(
-            f"{flag_of(others[0])} applies only to --kind {OF_KIND[others[0]]}; leave it out."
+            f"{flag_of(others[0])} applies only to --kind {' or '.join(OF_KIND[others[0]])}; leave it out."
         )
     with progress("reading", None, unit="documents") as advance:
         tokenizer, documents = write_vocabulary(
@@ -270,7 +270,7 @@ COMMANDS = {
         notes=TEXT_NOTES + INSTANCES_NOTES,
     ),
     "vocab": Command(
-        "learn a vocabulary of WordPiece, SentencePiece or words from text",
+        "learn a vocabulary of WordPiece, GPT's BPE, SentencePiece or words from text",
         "--text corpus.txt --output vocab --size 30522",
         _add_vocab,
         _run_vocab,

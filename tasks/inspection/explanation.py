@@ -176,7 +176,7 @@ class _Logit:
         self._choices = shape[1] if len(shape) == 3 else 1
         self._others = {name: value[:1] for name, value in inputs.items() if name not in ENCODER_INPUTS}
         special, ids = run.preprocess.tokenizer.special, row[INPUT_WORD_IDS][0]
-        stays = np.isin(ids, [one for one in (special.start, special.end, special.mask) if one is not None])
+        stays = np.isin(ids, [*special.ids - {special.padding, special.unknown}])
         table = tf.convert_to_tensor(self._embeddings.word_embeddings)
         self.text = tf.gather(table, ids)
         self.baseline = tf.where(stays[:, np.newaxis], self.text, table[special.padding])

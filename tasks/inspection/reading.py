@@ -84,7 +84,7 @@ def find_words(tokenizer: Tokenizer, row: Features, texts: Sequence[str]) -> lis
             if text == same and not given[text][before:start][-1:].isspace():
                 groups[-1].append(position)
                 continue
-        if position in places or token not in (special.start, special.end):
+        if position in places or token not in (special.start, special.between, special.end):
             groups.append([position])
 
     def spelled(group: list[int]) -> str:

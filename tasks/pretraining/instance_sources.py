@@ -112,7 +112,7 @@ class InstanceSource:
     def counts(self, phase: int, columns: Mapping[str, np.ndarray]) -> TextCounts:
         """Counts of the text that a sample of a phase's instances is from. columns: the sample."""
         ids = columns[INPUT_WORD_IDS][columns[INPUT_MASK] > 0]
-        special = {*dataclasses.astuple(self._tokenizer.special)} - {self._tokenizer.special.unknown}
+        special = self._tokenizer.special.ids - {self._tokenizer.special.unknown}
         return count_ids(ids[~np.isin(ids, [*special])], self._tokenizer)
 
     def held_out(self, phase: int) -> tf.data.Dataset | None:

@@ -1,12 +1,13 @@
-"""Vocabularies learned from text: WordPiece, SentencePiece and words; and a checkpoint's with words of one's own.
+"""Vocabularies learned from text: WordPiece, GPT's BPE, SentencePiece and words; and a checkpoint's with words of one's own.
 
-In: documents. Out: a folder for `--vocab`: vocab.txt or spiece.model, and tokenizer_config.json. The tokenizer of the vocabulary
+In: documents. Out: a folder for `--vocab`: the files of the vocabulary and tokenizer_config.json. The tokenizer of the vocabulary
 normalizes the text. Equal text and settings give equal bytes.
 """
 
 import collections
 import io
 import itertools
+import json
 import pathlib
 import random
 import re
@@ -19,9 +20,11 @@ from bert_keras.errors import BertKerasError, MissingPackageError, first_names
 from bert_keras.io.folders import atomic_folder
 from bert_keras.io.paths import to_path
 from bert_keras.tasks.options import VocabularyOptions
-from bert_keras.text.rules import CLASS, END, MASK, PADDING, START, UNKNOWN, Rules
+from bert_keras.text.rules import CLASS, END, GPT_FRAME, GPT_TOKENS, MASK, PADDING, START, UNKNOWN, Rules
 from bert_keras.text.sentencepiece import SENTENCEPIECE_TOKENS, SentencePiece, sentencepiece_texts
 from bert_keras.text.tokenizer import Normalizer, Tokenizer
+from bert_keras.text.vocabulary import WORD_END
+from bert_keras.text.word_bpe import WordBPE
 from bert_keras.text.word_tokenizer import CLASSES, class_of
 from bert_keras.text.wordpiece import BERT_TOKENS, CONTINUATION, MAX_PIECE_BYTES, WordPiece, wordpiece_words
 
@@ -76,12 +79,50 @@ def learn_wordpiece(
     Raises ValueError if the size is too small for the alphabet or the text has no words, ImportError without the `vocabulary`
     extra.
     """
+    special = [PADDING, UNKNOWN, START, END, MASK, *(f"[unused{i}]" for i in range(unused))]
+    inner = CONTINUATION + "{}"
+    vocabulary, _ = _learned("WordPiece", texts, special, inner, UNKNOWN, size=size, alphabet=alphabet)
+    return WordPiece(vocabulary, lower_case=lower_case)
+
+
+def learn_gpt_bpe(
+    texts: Iterable[str], *, size: int, lower_case: bool, alphabet: int = VocabularyOptions.alphabet
+) -> WordBPE:
+    """A vocabulary of GPT: <unk>, the alphabet, the alphabet at the ends of words, tokens in the order of merges, three marks.
+
+    Arguments and errors as in `learn_wordpiece`. Source: Radford et al. 2018, sec. 4.1.
+    """
+    unknown, last = GPT_TOKENS["unknown"], "{}" + WORD_END
+    sizes = {"size": size, "alphabet": alphabet, "beyond": len(GPT_FRAME)}
+    vocabulary, merges = _learned(
+        "BPE", texts, [unknown], last, unknown, **sizes, end_of_word_suffix=WORD_END
+    )
+    return WordBPE(vocabulary, merges, lower_case=lower_case)
+
+
+def _learned(
+    model: str,
+    texts: Iterable[str],
+    special: list[str],
+    form: str,
+    unknown: str,
+    *,
+    size: int,
+    alphabet: int,
+    beyond: int = 0,
+    **settings: Any,
+) -> tuple[list[str], list[str]]:
+    """The tokens, the given special ones first, and the merges, of a model of the library `tokenizers`.
+
+    form: of a character in the other place of a word than where its token is the character itself
+    beyond: tokens of the size that the model does not have
+    """
     try:
         import tokenizers
         from tokenizers import models, pre_tokenizers, trainers
     except ImportError as error:
         raise MissingPackageError(
-            "learning a WordPiece vocabulary needs tokenizers; pip install 'bert-keras[vocabulary]'."
+            f"learning a {model} vocabulary needs tokenizers; pip install 'bert-keras[vocabulary]'."
         ) from error
     counts = _counted(texts)
     common: collections.Counter[str] = collections.Counter()
@@ -94,19 +135,23 @@ def learn_wordpiece(
         raise BertKerasError("the text has no words; give a corpus with words.")
     # The trainer breaks ties by the numbers of characters, and assigns these numbers in an order that differs between runs. As
     # special tokens, the characters get fixed numbers.
-    opening = [PADDING, UNKNOWN, START, END, MASK, *(f"[unused{i}]" for i in range(unused))]
-    opening += sorted(known)
-    opening += sorted({CONTINUATION + character for word in words for character in word[1:]})
-    if len(opening) > size:
+    there = slice(1, None) if form.startswith(CONTINUATION) else slice(-1, None)
+    opening = [*special, *sorted(known)]
+    opening += sorted({form.format(character) for word in words for character in word[there]})
+    if (least := len(opening) + beyond) > size:
         raise BertKerasError(
-            f"size is {size}, but special tokens and alphabet need {len(opening)}; give a larger size or a smaller alphabet."
+            f"size is {size}, but special tokens and alphabet need {least}; give a larger size or a smaller alphabet."
         )
-    model = tokenizers.Tokenizer(models.WordPiece(unk_token=UNKNOWN))
-    model.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    trainer = trainers.WordPieceTrainer(vocab_size=size, special_tokens=opening, show_progress=False)
-    model.train_from_iterator(_repeated(words, counts), trainer)
-    ids = model.get_vocab(with_added_tokens=False)
-    return WordPiece(sorted(ids, key=ids.__getitem__), lower_case=lower_case)
+    made = tokenizers.Tokenizer(getattr(models, model)(unk_token=unknown, **settings))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer = getattr(trainers, {"BPE": "BpeTrainer"}.get(model, f"{model}Trainer"))
+    made.train_from_iterator(
+        _repeated(words, counts),
+        trainer(vocab_size=size - beyond, special_tokens=opening, show_progress=False, **settings),
+    )
+    ids = made.get_vocab(with_added_tokens=False)
+    merges = json.loads(made.to_str())["model"].get("merges", [])
+    return sorted(ids, key=ids.__getitem__), [" ".join(merge) for merge in merges]
 
 
 def _repeated(words: Iterable[str], counts: collections.Counter[str]) -> Iterator[str]:
@@ -191,6 +236,7 @@ def _drawn(texts: Iterable[str], most: int) -> list[str]:
 # For each kind: the function that normalizes text, and the learner.
 KINDS: dict[str, tuple[Callable[..., Normalizer], Callable[..., Tokenizer]]] = {
     "wordpiece": (wordpiece_words, learn_wordpiece),
+    "gpt-bpe": (wordpiece_words, learn_gpt_bpe),
     "sentencepiece": (sentencepiece_texts, learn_sentencepiece),
     "words": (wordpiece_words, learn_words),
 }
@@ -251,7 +297,7 @@ def describe_changes(own: Tokenizer, given: Tokenizer) -> list[str]:
     if given.digest == own.digest:
         return []
     problem = "the checkpoint was trained with another vocabulary"
-    if not (isinstance(own, WordPiece) and isinstance(given, WordPiece)):
+    if {type(own), type(given)} != {WordPiece}:
         raise BertKerasError(f"{problem}; leave the vocabulary out.")
     advice = "only [unusedN] tokens can be replaced, and tokens added at the end"
     before, after = own.vocabulary, given.vocabulary

@@ -38,6 +38,7 @@ from bert_keras.tasks.problems.label_types import (
     unknown_measure,
     usual_name,
 )
+from bert_keras.tasks.problems.pair_orders import pair_model
 from bert_keras.tasks.report import Arrays, Judged, Table, cell, list_errors, most_confident, plain
 from bert_keras.tasks.task import (
     LABEL_NAMES,
@@ -50,6 +51,7 @@ from bert_keras.tasks.task import (
     classifier_model,
 )
 from bert_keras.text.preprocessing import Preprocessor
+from bert_keras.text.rules import BERT_PAIR
 
 
 def own_type(checkpoint: Checkpoint, head: str) -> str:
@@ -87,12 +89,13 @@ class TextClassification(Task):
     pooling: a key of POOLINGS, the input of the classifier
     doc_stride: tokens from the start of one window of a long text to the start of the next; None truncates long texts
     truncation: "tail" or "head_tail", the part to keep of a text that does not fit; None keeps its head
+    both_orders: of a pair, the classifier reads the sum of the pooled outputs of both orders (`pair_orders`)
     data: the data set of the examples; None reads tables with columns named like the texts and "label"
     source: the folder of the data set's files or its parent, one file, or a file for each split; None for TensorFlow Datasets
 
     Of a pair, the second text is cut into windows; the first text is in each window, truncated only where both do not fit.
     Raises MissingFileError for a missing folder, BertKerasError for texts, labels and measures that contradict each other, for an
-    unknown pooling, and for `truncation` of a pair.
+    unknown pooling, for `truncation` of a pair, and for `both_orders` of one text.
     """
 
     kind = "text-classification"
@@ -112,7 +115,7 @@ class TextClassification(Task):
         "quoting": field_types(ColumnOptions)["quoting"],
         **field_types(ClassifierOptions),
     }
-    optional = ("quoting",)
+    optional = ("quoting", "both_orders")
 
     def __init__(
         self,
@@ -125,10 +128,13 @@ class TextClassification(Task):
         pooling: str = ClassifierOptions.pooling,
         doc_stride: int | None = ClassifierOptions.doc_stride,
         truncation: str | None = ClassifierOptions.truncation,
+        both_orders: bool = ClassifierOptions.both_orders,
         data: TextDataSet | None = None,
         source: Source | None = None,
     ) -> None:
-        ClassifierOptions(pooling=pooling, doc_stride=doc_stride, truncation=truncation)
+        ClassifierOptions(
+            pooling=pooling, doc_stride=doc_stride, truncation=truncation, both_orders=both_orders
+        )
         self.name, self.text, self.label_names = name, tuple(text), tuple(labels)
         self.label_type, self.type = label_type, LABEL_TYPES[label_type]
         self.measures = self.type.measures if measures is None else tuple(measures)
@@ -141,7 +147,10 @@ class TextClassification(Task):
                 f"truncation is {truncation} and {name} reads the pair {', '.join(text)}; leave it out: of a pair, the "
                 "longer text is cut first."
             )
+        if both_orders and len(self.text) < 2:
+            raise BertKerasError(f"both_orders is True and {name} reads one text; leave it out.")
         self.pooling, self.doc_stride, self.truncation = pooling, doc_stride, truncation
+        self.both_orders = both_orders or None  # None is not in a task.json
         self.windowed = self.windowed or doc_stride is not None  # a subclass may have windows of its own
         self.outputs, self.problem_type = (POOLINGS[pooling],), self.type.problem_type
         self.classes = self.label_names if label_type == "class" else ()
@@ -251,6 +260,10 @@ class TextClassification(Task):
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
         """Raw [B] -> Features int32 [B, S]; with a `doc_stride`, `Preprocessor.windows` of the last text, [W, S]."""
         *first, last = (raw[name] for name in self.text)
+        if self.both_orders and preprocess.tokenizer.pair != BERT_PAIR:
+            raise BertKerasError(
+                "both_orders needs pairs with one separator and types, as BERT's and GPT's; leave it out."
+            )
         if self.truncation is not None:
             return preprocess(last, keep=self.truncation)
         if self.doc_stride is None:
@@ -283,6 +296,8 @@ class TextClassification(Task):
 
     def model(self, encoder: BertEncoder) -> keras.Model:
         """Features -> logits float32 [B, C], or [B, 1] for a score."""
+        if self.both_orders:
+            return pair_model(encoder, len(self.label_names) or 1)
         return classifier_model(encoder, len(self.label_names) or 1, pooling=self.pooling)
 
     def loss(self) -> keras.losses.Loss:

@@ -22,7 +22,9 @@ def find_words_of_tokens(text: tf.Tensor, tokenizer: Tokenizer) -> tuple[tf.Ragg
     rows = ids.value_rowids()
     first = tf.not_equal(rows, tf.concat([[-1], rows[:-1]], axis=0))
     opens = [text.startswith(b" ") for text in tokenizer.texts]
-    begins = first | tf.gather(tf.constant(opens), ids.values)
+    closes = [text.endswith(b" ") and not text.startswith(b" ") for text in tokenizer.texts]
+    after = tf.pad(tf.gather(tf.constant(closes), ids.values), [[1, 0]])[:-1]
+    begins = first | after | tf.gather(tf.constant(opens), ids.values)
     last = tf.concat([begins[1:], [True]], axis=0)[: tf.size(begins)]
     return tf.ragged.boolean_mask(starts, ids.with_values(begins)), tf.ragged.boolean_mask(
         ends, ids.with_values(last)

@@ -430,6 +430,7 @@ def _build(
         problem.check_checkpoint(source)
     head = choose_head(problem, source, keep_head=keep_head if features is None else False)
     tokenizer = checkpoints.tokenizer_of(source)
+    source = checkpoints.with_marks(source, tokenizer)
     if seq_length is None:
         usual = problem.defaults.get("seq_length", Hparams.seq_length)  # type: ignore[attr-defined]
         longest = min(source.config.max_length, source.vocabulary.max_length or source.config.max_length)
