@@ -164,6 +164,8 @@ class ClassifierHead(_ClassHead):
 class ConcatClassifierHead(_ClassHead):
     """Concat pooling, then dropout and one dense layer (Howard and Ruder 2018, sec. 3.3).
 
+    Unlike the paper: no hidden layer of 50 units with batch normalization (fastai/fastai imdb_scripts/train_clas.py).
+
     Reads the state at the position that stands for the sequence, the maximum and the mean over the real positions, side
     by side: float [B, 3H].
     """

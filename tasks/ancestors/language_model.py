@@ -47,10 +47,11 @@ class NextWordsHead(keras.layers.Layer):
     samples: K words to draw, for all predictions of a step; 0 computes the whole softmax in training too
     tied: True takes the encoder's word embeddings as weights (Press and Wolf 2017)
 
-    With samples, the sum over all words in log Z = log sum_w exp(s_w) is estimated. The true word stands for itself, and each
-    word w that is drawn, with probability q_w, for 1 / (K q_w) words; a draw of the true word does not count (importance
-    sampling, as in Jean et al. 2015). q falls with the id, q_w = log((w + 2) / (w + 1)) / log(V + 1), as in TensorFlow's
-    log-uniform sampler: it is near the rates of words where ids are sorted by frequency, and the estimate holds for any order.
+    With samples, the true word is told from K words that are drawn, none twice and none of them true: the softmax over these and
+    the true word, of the scores s_w - log c_w, as in TensorFlow's `sampled_softmax_loss`, which allenai/bilm-tf takes
+    (Jean et al. 2015). c_w is the probability that w is among the K. Words come at rates that fall with the id,
+    log((w + 2) / (w + 1)) / log(V + 1): near the rates of words where ids are sorted by frequency. The loss is not that of the
+    whole softmax, but the same scores minimize both.
     """
 
     def __init__(
@@ -99,32 +100,38 @@ class NextWordsHead(keras.layers.Layer):
 
         The first is that of the true word, the second that of the likeliest other word: of those drawn, in training with samples.
         """
-        table = self._weights()
-        bias, stands_for = ops.cast(self.bias, "float32"), ops.zeros((1,), "float32")
+        table, bias = self._weights(), ops.cast(self.bias, "float32")
         rows, truth = ops.reshape(states, (-1, self.width)), ops.reshape(words, (-1,))
         known = ops.cast(look_up(table, truth), "float32") * ops.cast(rows, "float32")
         true = ops.sum(known, axis=-1) + look_up(bias, truth)
-        others = ops.arange(self._size, dtype="int32")
+        others, of_others, of_true = ops.arange(self._size, dtype="int32"), 0.0, ops.zeros_like(true)
         if training and self.samples:
-            others, stands_for = self._draw()
+            others, counts = self._draw()
+            of_others, of_true = (-ops.log(ops.take(counts, one, axis=0)) for one in (others, truth))
             table, bias = look_up(table, others), look_up(bias, others)
 
-        def compute(rows: Any, truth: Any, true: Any, table: Any, bias: Any) -> Any:
+        def compute(rows: Any, truth: Any, true: Any, of_true: Any, table: Any, bias: Any) -> Any:
             scores = ops.cast(ops.matmul(rows, ops.transpose(table)), "float32") + bias
             scores = ops.where(others == ops.expand_dims(truth, -1), NEVER, scores)
-            whole = ops.logaddexp(true, ops.logsumexp(scores + stands_for, axis=-1))
-            return ops.stack([true - whole, ops.stop_gradient(ops.max(scores, axis=-1) - whole)], axis=-1)
+            # Not logaddexp: its gradient is a sum of four that TensorFlow adds in the order in which they are ready, so that
+            # its last bit is chance.
+            odds = ops.logsumexp(scores + of_others, axis=-1) - (true + of_true)
+            found = -ops.softplus(odds)
+            return ops.stack([found, ops.stop_gradient(found + ops.max(scores, axis=-1) - true)], axis=-1)
 
-        made = in_pieces(compute, (rows, truth, true), (table, bias), size=max(1, AT_ONCE // others.shape[0]))
+        size = max(1, AT_ONCE // others.shape[0])
+        made = in_pieces(compute, (rows, truth, true, of_true), (table, bias), size=size)
         return ops.reshape(made, (*ops.shape(words), 2))
 
     def _draw(self) -> tuple[Any, Any]:
-        """Words int32 [K], drawn with replacement, and the logarithm of the number of words that each stands for, float32 [K]."""
-        whole = math.log(self._size + 1)
-        drawn = ops.exp(keras.random.uniform((self.samples,), seed=self.draws) * whole) - 1
-        drawn = ops.minimum(ops.cast(drawn, "int32"), self._size - 1)
-        rate = ops.log1p(1 / (ops.cast(drawn, "float32") + 1)) / whole
-        return drawn, -ops.log(self.samples * rate)
+        """Words int32 [K], none twice, and the probability of each word of the vocabulary to be among them, float32 [V].
+
+        Each word comes at a random time, by its rate; the first K are drawn. A word is among them if it comes before the last.
+        """
+        rates = ops.log1p(1 / (ops.arange(self._size, dtype="float32") + 1)) / math.log(self._size + 1)
+        times = -ops.log1p(-keras.random.uniform((self._size,), seed=self.draws)) / rates
+        first, drawn = ops.top_k(-times, self.samples)
+        return ops.cast(drawn, "int32"), -ops.expm1(first[-1] * rates)
 
 
 def in_pieces(compute: Any, rows: tuple[Any, ...], whole: tuple[Any, ...], *, size: int) -> Any:

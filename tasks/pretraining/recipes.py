@@ -238,7 +238,8 @@ RECIPES = {
         },
     ),
     # Howard and Ruder 2018, sec. 3.1: the AWD-LSTM of Merity et al. 2018 with ULMFiT's dropout, the defaults of AwdLstmSettings.
-    # Embeddings start uniform in [-0.1, 0.1] there, whose deviation is 0.058. A row has their 70 tokens of text.
+    # Rate, batch and the 70 tokens of a row: fastai/fastai courses/dl2/imdb_scripts/finetune_lm.py, where beta_1 is 0.8.
+    # Embeddings start uniform in [-0.1, 0.1] (salesforce/awd-lstm-lm), whose deviation is 0.058.
     "ulmfit": Recipe(
         objectives=("next_words",),
         settings={
@@ -264,7 +265,7 @@ RECIPES = {
     ),
     # The model of the 1 Billion Word Benchmark: allenai/bilm-tf bin/train_elmo.py, of 10 passes over 768,648,884 tokens in steps
     # of 3 x 128 rows of 20 tokens. A row has more tokens here, and a step as many, since no state is carried on to the next
-    # row. The original's optimizer is Adagrad at 0.2; ours and its rate are no paper's.
+    # row. The original's optimizer is Adagrad at 0.2 (its bilm/training.py); ours and its rate are no paper's.
     "elmo": Recipe(
         objectives=("next_words",),
         settings={
@@ -289,7 +290,8 @@ RECIPES = {
             "clip_norm": 10.0,
         },
     ),
-    # Radford et al. 2018, sec. 4.1; bias correction: openai/finetune-transformer-lm opt.py. The steps are 100 epochs of the 800M
+    # Radford et al. 2018, sec. 4.1; bias correction and epsilon: openai/finetune-transformer-lm opt.py. Its train.py fine-tunes
+    # by 3 epochs of 32 examples at 6.25e-5, with a warm-up of 0.2 % and lm_weight 0.5. The steps are 100 epochs of the 800M
     # words of BooksCorpus (Devlin et al. 2019, sec. 3.1), counted as one token a word. Unlike the paper: the rate falls
     # in a line, not in a cosine.
     "gpt": Recipe(
@@ -302,6 +304,7 @@ RECIPES = {
             "steps": 2_441_000,
             "learning_rate": 2.5e-4,
             "warmup_proportion": 2_000 / 2_441_000,
+            "epsilon": 1e-8,
             "bias_correction": True,
             "type_vocab_size": 0,
             "causal": True,
@@ -311,7 +314,8 @@ RECIPES = {
         },
     ),
     # Vaswani et al. 2017, sec. 3.4, 5.1, 5.3, 5.4 and table 3 (base): 1,024 pairs have about the 25,000 tokens of a side. Epsilon
-    # of the norms, and initial weights of a deviation of about 512^-0.5: tensor2tensor.
+    # of the norms, no dropout of attention, no clipping, and initial weights of a deviation of about 512^-0.5:
+    # transformer_base_v1 of tensor2tensor.
     "transformer": Recipe(
         objectives=("translation",),
         settings={
@@ -344,7 +348,8 @@ RECIPES = {
         },
     ),
     # McCann et al. 2017: 300 units a direction, dropout 0.2, Multi30k as the smallest of three sets. The paper trains by SGD; the
-    # rate, the batch and the steps for Adam are ours.
+    # rate, the batch and the steps for Adam are ours. OpenNMT's weights start uniform
+    # in [-0.1, 0.1] (its train.lua), whose deviation is 0.058.
     "cove": Recipe(
         objectives=("translation",),
         settings={
@@ -356,7 +361,7 @@ RECIPES = {
             "embedding_size": 300,
             "type_vocab_size": 0,
             "hidden_dropout": 0.2,
-            "initializer_range": 0.1,
+            "initializer_range": 0.058,
             "phases": ((128, 1.0),),
             "batch_size": 64,
             "steps": 20_000,
