@@ -290,7 +290,7 @@ class VocabularyOptions(Checked):
     """Options for learning a vocabulary. unused is for WordPiece alone, alphabet also for GPT's BPE, min_count for words."""
 
     kind: str = setting(
-        "wordpiece", help="the kind of vocabulary", choices=("wordpiece", "gpt-bpe", "sentencepiece", "words")
+        "wordpiece", help="the kind of vocabulary", choices=("wordpiece", "sentencepiece", "words", "gpt-bpe")
     )
     size: int = setting(30_522, help="tokens in the vocabulary", at_least=1)
     cased: bool = setting(False, help="keep upper case (and accents, but for SentencePiece)")

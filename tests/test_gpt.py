@@ -8,13 +8,14 @@ import keras
 import numpy as np
 import pytest
 import safetensors.numpy
+import tensorflow as tf
 from parity import array
 from pretrainings import train
 from random_checkpoints import refused
 from runs import write_checkpoint, write_data
 from trainings import QUICK, write_reviews
 
-from bert_keras import checkpoints
+from bert_keras import Preprocessor, WordBPE, checkpoints
 from bert_keras.checkpoints.checkpoint import variable_shapes
 from bert_keras.checkpoints.look import Look, sizes
 from bert_keras.config import BertConfig
@@ -34,6 +35,7 @@ from bert_keras.optimization.auxiliary import with_auxiliary_loss
 from bert_keras.tasks.finetuning.finetune import finetune
 from bert_keras.tasks.pretraining.vocabulary import write_vocabulary
 from bert_keras.tasks.problems.classification import TextClassification
+from bert_keras.tasks.problems.multiple_choice import MultipleChoice
 from bert_keras.tasks.problems.pair_orders import BothOrders
 from bert_keras.tasks.runs.run_folder import load_run
 from bert_keras.text.vocabulary import WORD_END, Vocabulary
@@ -226,6 +228,15 @@ def test_the_second_row_of_a_pair_has_its_texts_the_other_way_round():
     assert array(rows[INPUT_WORD_IDS]).tolist() == ids
     assert array(rows[INPUT_TYPE_IDS]).tolist()[1:3] == [[0, 0, 0, 1, 1, 1, 0], [0] * 7]
     assert array(rows[INPUT_MASK]).tolist()[1] == [1, 1, 1, 1, 1, 1, 0]
+
+
+def test_each_choice_is_a_row_of_the_context_a_delimiter_and_the_choice():
+    tokenizer = WordBPE(("<unk>", "a</w>", "b</w>", "c</w>"), ())
+    raw = {"context": tf.constant(["a a"]), "endings": tf.constant([["b", "c"]])}
+    found = MultipleChoice(num_choices=2).features(Preprocessor(tokenizer, seq_length=8), raw)
+    start, delimiter, extract = 4, 5, 6
+    rows = [[start, 1, 1, delimiter, ending, extract, 0, 0] for ending in (2, 3)]
+    assert array(found[INPUT_WORD_IDS]).tolist() == [rows]
 
 
 def test_a_folder_without_marks_gets_rows_for_them_and_pairs_are_read_in_both_orders(tmp_path):

@@ -72,6 +72,7 @@ __all__ = [
     "load_encoder",
     "load_tokenizer",
     "read",
+    "source_of",
     "resolve",
     "tokenizer_of",
     "with_max_positions",
@@ -123,6 +124,12 @@ def read(path: Path) -> Checkpoint:
     if checkpoint.architecture in [name for heads, name in ARCHITECTURES if heads <= parts]:
         return checkpoint
     return dataclasses.replace(checkpoint, architecture=None)
+
+
+def source_of(checkpoint: Path | Checkpoint, *, seed: int = 0) -> Checkpoint:
+    """The checkpoint of a task, read unless it is one, with rows for marks that it lacks: see `with_marks`."""
+    found = checkpoint if isinstance(checkpoint, Checkpoint) else read(checkpoint)
+    return with_marks(found, tokenizer_of(found), seed=seed) if found.vocabulary.suffix else found
 
 
 def write(checkpoint: Checkpoint, path: Path, *, format: str, overwrite: bool = False) -> tuple[str, ...]:

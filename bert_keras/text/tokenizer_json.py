@@ -212,7 +212,7 @@ def read_tokenizer_json(path: pathlib.Path) -> Pipeline:
         unknown += check_table(parts["padding"], _PADDING, where=f"the padding of {path.name}")
         vocabulary = _READERS[kind](parts, path, [token for token, _ in tokens])
     except Refused as refused:
-        bpe = "BPE of words" if model.get("end_of_word_suffix") else "byte-level BPE"
+        bpe = "BPE" if model.get("end_of_word_suffix") else "byte-level BPE"
         named = {"BPE": bpe, "Unigram": _UNIGRAM}.get(kind, kind)
         return Pipeline(Vocabulary(other=f"{named} with {refused}", file=str(path)))
     length = parts["truncation"].get("max_length")
@@ -382,29 +382,34 @@ def _read_bpe(
     parts: Mapping[str, Mapping[str, Any]], path: pathlib.Path, added: Sequence[AddedToken]
 ) -> Vocabulary:
     """Byte-level BPE, or BPE of words."""
+    splits = {step.get("type") for step in _steps(parts["pre_tokenizer"], "pretokenizers", path)}
+    of_words = parts["model"].get("end_of_word_suffix") == WORD_END and "ByteLevel" not in splits
+    lower_case, changes = _words(parts, path) if of_words else (False, _bytes(parts, path))
     kinds = {"vocab": object_of(INTEGER), "merges": list_of(_MERGE)}
     model = checked_fields(parts["model"], kinds, where=f"the model of {path}", others=True)
-    joined = (merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"])
-    vocabulary = Vocabulary(
-        tokens=in_order_of_ids(model["vocab"], path), merges=tuple(joined), lower_case=False
+    merges = tuple(merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"])
+    tokens = in_order_of_ids(model["vocab"], path)
+    if of_words:
+        if parts["post_processor"]:
+            raise Refused(f"a post_processor in {path.name}")
+        if parts["model"].get("fuse_unk"):
+            raise Refused(f"fuse_unk=true in the model of {path.name}")
+        kinds = {"unk_token": TEXT}
+        named = checked_fields(parts["model"], kinds, where=f"the model of {path}", others=True)
+        names = dict.fromkeys(("unknown", "padding"), named["unk_token"])
+        rules = Rules(names=_other_names(names, GPT_TOKENS), **changes)
+        return Vocabulary(tokens, merges, lower_case=lower_case, rules=rules, suffix=WORD_END)
+    frame = _frame(parts["post_processor"], full_ids(model["vocab"], added), path)
+    rules = Rules(
+        names=_other_names({"start": frame.start, "end": frame.end}, {"start": "<s>", "end": "</s>"}),
+        pair=None if frame.pair == ROBERTA_PAIR else frame.pair,
+        **changes,
     )
-    if parts["model"].get("end_of_word_suffix") != WORD_END:
-        return vocabulary._replace(rules=_byte_level_rules(parts, path, full_ids(model["vocab"], added)))
-    if parts["post_processor"]:
-        raise Refused(f"a post_processor in {path.name}")
-    if parts["model"].get("fuse_unk"):
-        raise Refused(f"fuse_unk=true in the model of {path.name}")
-    named = checked_fields(parts["model"], {"unk_token": TEXT}, where=f"the model of {path}", others=True)
-    unknown = named["unk_token"]
-    lower_case, changes = _words(parts, path)
-    rules = Rules(names=_other_names(dict.fromkeys(("unknown", "padding"), unknown), GPT_TOKENS), **changes)
-    return vocabulary._replace(lower_case=lower_case, rules=rules, suffix=WORD_END)
+    return Vocabulary(tokens, merges, lower_case=False, rules=rules)
 
 
-def _byte_level_rules(
-    parts: Mapping[str, Mapping[str, Any]], path: pathlib.Path, ids: Mapping[str, int]
-) -> Rules:
-    """The rules of byte-level BPE, whose added tokens may have ids of their own among the others."""
+def _bytes(parts: Mapping[str, Mapping[str, Any]], path: pathlib.Path) -> dict[str, Any]:
+    """The fields of Rules of byte-level BPE, whose added tokens may have ids of their own among the others."""
     if normalizer := parts["normalizer"]:
         raise Refused(f"{shortened(normalizer.get('type'))} as the normalizer of {path.name}")
     steps = _steps(parts["pre_tokenizer"], "pretokenizers", path)
@@ -413,12 +418,9 @@ def _byte_level_rules(
         raise Refused(f"{types or 'null'} as the pre_tokenizer of {path.name}")
     if unknown := check_table(steps[0], _BYTE_LEVEL, where=f"the pre_tokenizer of {path.name}"):
         raise Refused(unknown[0])
-    frame = _frame(parts["post_processor"], ids, path)
-    return Rules(
-        names=_other_names({"start": frame.start, "end": frame.end}, {"start": "<s>", "end": "</s>"}),
-        pair=None if frame.pair == ROBERTA_PAIR else frame.pair,
-        prefix_space=bool(steps[0].get("add_prefix_space", True)),
-    )
+    if suffix := parts["model"].get("end_of_word_suffix"):
+        raise Refused(f"end_of_word_suffix={shortened(suffix)} in the model of {path.name}")
+    return {"prefix_space": bool(steps[0].get("add_prefix_space", True))}
 
 
 def _read_unigram(

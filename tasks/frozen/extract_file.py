@@ -43,8 +43,7 @@ def extract_file(
     source, output = to_path(source), to_path(output)
     part = output.with_name(output.name + ".part")
     _check_paths(source, output, part)
-    if not isinstance(checkpoint, checkpoints.Checkpoint):
-        checkpoint = checkpoints.read(checkpoint)
+    checkpoint = checkpoints.source_of(checkpoint)
     length = min(checkpoint.config.max_length, 512) if options.seq_length is None else options.seq_length
     units = text_units(options.level, checkpoint, seq_length=length, doc_stride=options.doc_stride)
     extractor = Extractor(

@@ -236,9 +236,9 @@ def _drawn(texts: Iterable[str], most: int) -> list[str]:
 # For each kind: the function that normalizes text, and the learner.
 KINDS: dict[str, tuple[Callable[..., Normalizer], Callable[..., Tokenizer]]] = {
     "wordpiece": (wordpiece_words, learn_wordpiece),
-    "gpt-bpe": (wordpiece_words, learn_gpt_bpe),
     "sentencepiece": (sentencepiece_texts, learn_sentencepiece),
     "words": (wordpiece_words, learn_words),
+    "gpt-bpe": (wordpiece_words, learn_gpt_bpe),
 }
 
 

@@ -302,10 +302,10 @@ def embedder(
     Predictions: "embedding" float32 [N, H].
     """
     if isinstance(checkpoint, checkpoints.Checkpoint):
-        settings, source = None, checkpoint
+        settings, source = None, checkpoints.source_of(checkpoint)
     else:
         settings = read_sentence_settings(checkpoints.resolve(checkpoint).path)
-        source = checkpoints.read(checkpoint if settings is None else settings.model)
+        source = checkpoints.source_of(checkpoint if settings is None else settings.model)
     if settings is not None:
         pooling = settings.pooling if pooling is None else pooling
         l2 = settings.l2 if l2 is None else l2
@@ -389,7 +389,7 @@ def _read(checkpoint: Checkpoint, others: Iterable[str] = ()) -> checkpoints.Che
         known = f"did you mean {close[0]}?" if close else f"a BiLSTM has {', '.join(BILSTM_SETTINGS)}"
         ours = f"give {ARGUMENTS[unknown[0]]}" if unknown[0] in ARGUMENTS else known
         raise BertKerasError(f"there is no argument {unknown[0]}; {ours}.")
-    return checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
+    return checkpoints.source_of(checkpoint)
 
 
 def _check_own(problem: type[Task], source: checkpoints.Checkpoint, *, give: str) -> None:
@@ -430,7 +430,6 @@ def _build(
         problem.check_checkpoint(source)
     head = choose_head(problem, source, keep_head=keep_head if features is None else False)
     tokenizer = checkpoints.tokenizer_of(source)
-    source = checkpoints.with_marks(source, tokenizer)
     if seq_length is None:
         usual = problem.defaults.get("seq_length", Hparams.seq_length)  # type: ignore[attr-defined]
         longest = min(source.config.max_length, source.vocabulary.max_length or source.config.max_length)

@@ -210,7 +210,7 @@ def plan_approaches(
     grid.earlier_results(output, lambda found: found.get("ablation") == name)
     context = (task_options or {}).get("context")
     rows = chosen_approaches(chosen.rows or APPROACHES[name].rows, given, options, context=context)
-    source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
+    source = checkpoints.source_of(checkpoint)
     plan = _FromCheckpoint(
         output=output,
         starts={False: source, True: dataclasses.replace(source, tensors={})},

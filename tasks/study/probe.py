@@ -281,7 +281,7 @@ def plan_probes(
     _check(data)
     folder = Folder(to_path(output), PROBE)
     folder.check()
-    source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
+    source = checkpoints.source_of(checkpoint)
     count = len(_places(source.config, options))
     probes = [_open(name, path, options) for name, path in data.items()]
     for probe in probes:  # raises an error unless an example becomes features that the encoder can read

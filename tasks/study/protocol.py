@@ -147,7 +147,7 @@ def plan_grid(
     """
     workers = Workers(strategy(how["strategy_name"]))
     log = workers.log(how["log"])
-    source = checkpoint if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.read(checkpoint)
+    source = checkpoints.source_of(checkpoint)
     cells = [*_cells(tasks, source, output, hparams, options=options, how=how | {"log": log})]
     grid.check_same(cells, {"tasks": [*tasks], **dataclasses.asdict(options)}, workers=workers)
     about: dict[str, Any] = {"hparams": hparams, "options": options, "workers": workers, "log": log}
