@@ -1,8 +1,8 @@
-"""Draws the error of a classifier against its number of labels, from random weights and from each checkpoint.
+"""Draws the error of a classifier against its number of labels, from scratch and from each checkpoint.
 
     python benchmarks/label_counts.py --data glue/SST-2 --rows "stage 1=runs/one" "stages 1 and 2=runs/two" --output runs/labels
 
-In: runs of `bert-keras pretrain`. Out: a fine-tuning for each row, number of labels and seed; then results.json and labels.png. A
+In: runs of `bert-keras pretrain`. Out: a fine-tuning for each row, number of labels and seed; then results.json and labels.svg. A
 finished run is read and an unfinished one resumed. All rows of a seed learn from the same examples, as in the figures of
 Howard and Ruder 2018.
 """
@@ -23,7 +23,7 @@ from bert_keras.tasks.metrics import as_fractions
 from bert_keras.tasks.runs.task_types import open_task
 from bert_keras.tasks.study.grid import Cell, fingerprints_of, run_cells, write_results
 
-RANDOM = "random weights"
+RANDOM = "from scratch"
 ULMFIT = {
     "epochs": 10,
     "batch_size": 16,
@@ -69,7 +69,7 @@ def main() -> None:
             if (found := as_fractions(one.measures, kind=task.kind).get(task.measure)) is not None:
                 errors[one.place["row"]][one.place["labels"]].append(1 - found)
         write_results(args.output, {"task": args.task, "errors": errors})
-        draw(errors, args.output / "labels.png")
+        draw(errors, args.output / "labels.svg")
     for row, means in errors.items():
         print(row, {count: f"{100 * statistics.fmean(one):.1f} %" for count, one in means.items() if one})
 
@@ -100,7 +100,7 @@ def draw(errors: dict[str, dict[int, list[float]]], path: pathlib.Path) -> None:
     axes.set(xscale="log", xlabel="labels", ylabel="error on dev, percent")
     axes.set_ylim(bottom=0)
     axes.legend()
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, metadata={"Date": None})
 
 
 if __name__ == "__main__":
