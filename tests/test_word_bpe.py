@@ -239,7 +239,7 @@ CHANGES = {
     "post_processor": lambda made: made.update(
         post_processor={"type": "BertProcessing", "sep": ["o", 4], "cls": ["l", 3]}
     ),
-    "end_of_word_suffix": lambda made: made["pre_tokenizer"].update(type="ByteLevel"),
+    "BertNormalizer": lambda made: made["pre_tokenizer"].update(type="ByteLevel"),
 }
 
 
