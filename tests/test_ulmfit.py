@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-import signal
+import shutil
 
 import keras
 import numpy as np
@@ -10,7 +10,6 @@ import pytest
 import runs
 import small_tasks
 import tensorflow as tf
-from test_every_task import stopped_after
 
 from bert_keras import checkpoints
 from bert_keras.checkpoints.checkpoint import variable_shapes
@@ -196,17 +195,17 @@ SIZES = [
     "--intermediate-size",
     32,
     "--seq-length",
-    20,
+    12,
     "--max-positions",
     48,
 ]
 STEPS = [
     "--batch-size",
-    8,
+    16,
     "--log-every",
     10,
     "--eval-every",
-    30,
+    20,
     "--held-out",
     0.2,
     "--held-out-instances",
@@ -232,10 +231,10 @@ def write_text(path, *, seed):
 
 def stage_1(folder, output):
     vocabulary = ["--vocab", folder / "vocab", "--text", folder / "general.txt"]
-    flags = ["--recipe", "ulmfit", *vocabulary, *SIZES, *STEPS, "--steps", 60, "--output", output]
+    flags = ["--recipe", "ulmfit", *vocabulary, *SIZES, *STEPS, "--steps", 40, "--output", output]
     rates = json.dumps(dict.fromkeys(NO_DROPOUT, 0.05))
-    flags += ["--initializer-range", 0.3, "--learning-rate", 2e-2]  # so that 60 steps are enough
-    return ["pretrain", *flags, "--encoder-settings", rates, "--save-every", 10]
+    flags += ["--initializer-range", 0.3, "--learning-rate", 5e-2]  # so that 40 steps are enough
+    return ["pretrain", *flags, "--encoder-settings", rates, "--save-every", 20]
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +250,7 @@ def stages(tmp_path_factory):
     runs.write_data(folder / "data", "sst2", count=small_tasks.ROWS)
     assert runs.command(stage_1(folder, folder / "one")) == 0
     flags = ["--recipe", "ulmfit", "--checkpoint", folder / "one", "--text", folder / "task.txt"]
-    flags += ["--vocab", folder / "larger", "--layer-decay", 0.4, "--seq-length", 20, *STEPS, "--steps", 30]
+    flags += ["--vocab", folder / "larger", "--layer-decay", 0.4, "--seq-length", 12, *STEPS, "--steps", 20]
     assert runs.command(["pretrain", *flags, "--output", folder / "two"]) == 0
     flags = ["--task", "sst2", "--data", folder / "data", "--checkpoint", folder / "two", "--epochs", 3]
     flags += ["--pooling", "concat", "--unfreeze", "gradual", "--layer-decay", 0.4, "--batch-size", 4]
@@ -278,15 +277,19 @@ def held_out(run):
 
 def test_the_recipe_learns_more_than_unigrams(stages):
     found, unigrams = held_out(stages / "one")
-    assert found[-1] < 0.9 * unigrams
+    assert found[-1] < 0.75 * unigrams  # each word follows from the one before it
     again, _ = held_out(stages / "two")
     assert again[-1] <= found[-1] * 1.05
 
 
 def test_a_stopped_pre_training_resumes_to_the_same_bits(stages, tmp_path):
-    with stopped_after(10):
-        assert runs.command(stage_1(stages, tmp_path / "run")) == 128 + signal.SIGINT
+    """From the save of step 20 of 40."""
+    shutil.copytree(stages / "one", tmp_path / "run")
+    (tmp_path / "run" / "results.json").unlink()
+    for file in (tmp_path / "run" / "checkpoints").glob("ckpt-40.*"):
+        file.unlink()
     assert runs.command(stage_1(stages, tmp_path / "run")) == 0
+    assert runs.outcome(tmp_path / "run") == runs.outcome(stages / "one")
     ours, theirs = (checkpoints.read(folder).tensors for folder in (tmp_path / "run", stages / "one"))
     assert ours.keys() == theirs.keys()
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)

@@ -110,10 +110,10 @@ class AwdLstmEncoder(AncestorEncoder):
         for below, block in zip(widths[:-1], self.blocks, strict=True):
             block.build((None, None, below))
         between = [rates.layer_dropout] * (config.num_layers - 1)
-        # One draw for all steps of a text.
+        # One draw for all steps of a text. Named, for Keras numbers layers without a name through a process.
         self.dropouts = [
-            keras.layers.SpatialDropout1D(rate, dtype=wider)
-            for rate in (rates.input_dropout, *between, rates.output_dropout)
+            keras.layers.SpatialDropout1D(rate, name=f"dropout_{i}", dtype=wider)
+            for i, rate in enumerate((rates.input_dropout, *between, rates.output_dropout))
         ]
         return [self.embeddings, *self.blocks]
 
