@@ -82,7 +82,8 @@ class Form:
             warnings.warn(f"ignoring unknown key {unknown} in a {self.name}", stacklevel=5)
         ours: dict[str, Any] = {}
         for key, value in (self.defaults | dict(fields)).items():
-            if key in self.keys and ours.setdefault(self.keys[key], value) != value:
+            first = ours.setdefault(self.keys[key], value) if key in self.keys else value
+            if first is not value and first != value:  # NaN is not itself
                 twins = [one for one, name in self.keys.items() if name == self.keys[key]]
                 raise BertKerasError(
                     f"{' and '.join(twins)} differ in a {self.name}; a model here has one {self.keys[key]}: give both one value."

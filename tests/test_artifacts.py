@@ -39,7 +39,8 @@ def unpacked(tmp_path_factory):
     for place in KEPT:
         made[place] = tmp_path_factory.mktemp("artifacts") / place.name
         with tarfile.open(place / FILES) as archive:
-            archive.extractall(made[place], filter="data")
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.2 has none
+            archive.extractall(made[place])
     return made
 
 
