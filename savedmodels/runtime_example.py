@@ -55,7 +55,7 @@ def framed(settings: dict[str, Any], texts: Sequence[Sequence[int]]) -> tuple[li
     room = settings["seq_length"] - 2 - (len(texts) - 1) * separators
     kept = TRUNCATION[settings["truncation"]](room, *map(len, texts))
     cut = [[*ids[:head], *ids[len(ids) - tail :]] for ids, (head, tail) in zip(texts, kept, strict=True)]
-    ids = [start, *cut[0], *([settings["between"]] * separators if len(cut) > 1 else [end])]
+    ids = [start, *cut[0], *([settings.get("between", end)] * separators if len(cut) > 1 else [end])]
     types = [0] * len(ids)
     for second in cut[1:]:
         ids += [*second, end]

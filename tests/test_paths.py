@@ -139,6 +139,7 @@ def test_every_path_of_the_command_line_is_expanded(monkeypatch):
             is_text = action.dest == "text" and name not in (
                 "fill-mask",
                 "attention",
+                "generate",
             )  # which have texts, not files of text
             given = (name, action.dest)
             if (action.dest in PATHS or is_text) and given not in NO_PATHS:

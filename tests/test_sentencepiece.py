@@ -209,7 +209,7 @@ def test_vocabulary_properties_for_masking(model):
     goes_on = {tokenizer.vocabulary[i] for i in np.flatnonzero(pieces.continues)}
     assert {"s", "sum"} <= goes_on
     assert not {f"{SPACE}a", SPACE, ".", "9,", "<unk>"} & goes_on
-    assert pieces.is_special[list(dataclasses.astuple(tokenizer.special))].all()
+    assert pieces.is_special[[*tokenizer.special.ids]].all()
     left_out = set(range(len(tokenizer.vocabulary))) - set(pieces.real.tolist())
     assert {tokenizer.vocabulary[i] for i in left_out} == {"<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"}
 
