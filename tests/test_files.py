@@ -8,6 +8,7 @@ import time
 import zipfile
 from pathlib import Path
 
+import filelock
 import numpy as np
 import pytest
 from random_checkpoints import saves_with_keras
@@ -52,6 +53,22 @@ def test_each_of_several_writers_publishes_a_whole_file(tmp_path):
     for thread in threads:
         thread.join()
     assert not failures and names(tmp_path) == ["model"]
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError, FileExistsError])
+def test_a_folder_that_another_writer_removed_is_made_again(error, tmp_path, monkeypatch):
+    """pathlib's mkdir(exist_ok=True), which the lock calls, raises the second where the folder goes while it looks."""
+    acquire, failures = filelock.FileLock.acquire, [error("gone")]
+
+    def acquire_later(self, *given, **more):
+        if failures:
+            raise failures.pop()
+        return acquire(self, *given, **more)
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", acquire_later)
+    with atomic_file(tmp_path / "model") as temporary:
+        temporary.write_bytes(b"whole")
+    assert (tmp_path / "model").read_bytes() == b"whole" and not failures
 
 
 def test_the_next_write_removes_what_a_kill_has_left_and_spares_a_writer(tmp_path):

@@ -326,7 +326,7 @@ def test_the_defaults_of_bert_keras_and_keras_hub():
     )
     assert not hparams.bias_correction and defaults("bert_keras")["Adam's bias correction"] == "no"
     adam, models = keras.optimizers.Adam(), keras_hub.models
-    known = inspect.signature(models.BertTextClassifierPreprocessor).parameters
+    known = inspect.signature(models.BertTextClassifierPreprocessor.__init__).parameters
     assert_defaults(
         "KerasHub",
         {

@@ -82,7 +82,10 @@ def _locked_folder(path: pathlib.Path) -> tuple[pathlib.Path, filelock.BaseFileL
     lock = filelock.FileLock(folder / LOCK)
     try:
         lock.acquire()
-    except FileNotFoundError:  # another process removed it
+    except (
+        FileNotFoundError,
+        FileExistsError,
+    ):  # another process removed it, the second while pathlib asked what was there
         return _locked_folder(path)
     except OSError:  # a full disk
         shutil.rmtree(folder, ignore_errors=True)
