@@ -14,6 +14,8 @@ from typing import Any
 # Before any test imports TensorFlow or Keras, which read these once.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+# Triton, which torch imports late, crashes a process that has TensorFlow.
+sys.modules.setdefault("triton", None)  # type: ignore[arg-type]
 # No test asks a server on the network for a model.
 os.environ["HF_HUB_OFFLINE"] = "1"
 # A shell that starts tests in its background has them ignore Ctrl-C, and nohup SIGHUP; so would every process that they start.

@@ -38,7 +38,7 @@ OTHER_LABELS = ("pair", "score", "several", "paths")
 
 
 # The same loop with other heads.
-OTHER_HEADS = ("masks", "choice", "tags", "electra")
+OTHER_HEADS = ("masks", "choice", "tags", "electra", "answers")
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,9 @@ def load(name: str, made: runs.Finetuned) -> Run:
     return load_run(made.run, data=None if name in PRETRAINED else made.data)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in OTHER_LABELS else name for name in CASES]
+)
 @pytest.mark.usefixtures("forked_answers")
 def test_a_finished_run_measures_answers_and_serves(name, finished, tmp_path):
     """`export` compares a fresh process on awkward texts; here, what is served is what `predict` says."""

@@ -356,6 +356,7 @@ def test_a_cache_serves_other_seeds_of_a_held_out_part(checkpoint, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_a_lost_run_of_a_grid_keeps_no_vectors(checkpoint, tmp_path):
     task, lines = task_of("class", checkpoint), []
     hparams = Hparams(epochs=1, batch_size=4, seq_length=24, **FEATURES | {"lstm_layers": 0})

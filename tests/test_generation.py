@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import functools
 import json
-import sys
 
 import keras
 import numpy as np
@@ -219,14 +218,8 @@ def test_command(generate, tmp_path, capfd):
 # Against transformers
 
 
-@pytest.fixture
-def no_triton(monkeypatch):
-    """Triton, which torch may import late, crashes the process where TensorFlow is there before it."""
-    monkeypatch.setitem(sys.modules, "triton", None)
-
-
 @pytest.mark.parity
-def test_greedy_ids_are_those_of_transformers(tmp_path, no_triton):
+def test_greedy_ids_are_those_of_transformers(tmp_path):
     torch = pytest.importorskip("torch")
     theirs, count, draw = theirs_at_random(), 0, np.random.default_rng(4)
     with torch.no_grad():
@@ -251,7 +244,7 @@ def test_greedy_ids_are_those_of_transformers(tmp_path, no_triton):
 
 
 @pytest.mark.parity
-def test_the_tokens_that_are_kept_are_those_of_transformers(no_triton):
+def test_the_tokens_that_are_kept_are_those_of_transformers():
     torch, process = (
         pytest.importorskip("torch"),
         pytest.importorskip("transformers.generation.logits_process"),

@@ -188,6 +188,7 @@ def test_restarts_and_a_run_cut_short(place, done, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_a_run_whose_loss_is_nan(place, done, tmp_path):
     """It is degenerate, the others go on, and a second start does not repeat it."""
     lost = tmp_path / "stsb" / copy_run(place, tmp_path, "mnli", rate=1e30).name
@@ -419,6 +420,7 @@ def test_results_are_written_after_all_other_files(place, tmp_path, monkeypatch,
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_by_command(place, done, capfd):
     flags = ("--data", place / "glue", "--checkpoint", place / "checkpoint", "--output", place / "runs")
     flags += ("--learning-rates", *RATES, "--epochs", 1, "--batch-size", 16, "--seq-length", 40, "--seed", 5)

@@ -223,6 +223,7 @@ def test_windows_are_learned_measured_saved_and_served(kind, checkpoint, tmp_pat
 # Commands and old runs
 
 
+@pytest.mark.slow
 def test_the_commands_read_windows(checkpoint, tmp_path, capfd):
     data, run = write_data(tmp_path / "data", "sst2", count=16), tmp_path / "run"
     flags = ["--epochs", "1", "--batch-size", "8", "--seq-length", "8", "--doc-stride", "3"]
@@ -243,6 +244,7 @@ def test_the_commands_read_windows(checkpoint, tmp_path, capfd):
     np.testing.assert_allclose(found, expected["probabilities"], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_without_windows_is_read_without_windows(sst2):
     run = load_run(sst2.run)
     assert run.task.doc_stride is None and not run.task.windowed

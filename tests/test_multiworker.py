@@ -81,6 +81,7 @@ def test_two_workers_train_the_run_of_one_device(folder, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_a_worker_that_is_lost_after_the_results_ends_no_other(folder, tmp_path):
     """An operator would start all of them again, and the finished run would be refused each time."""
     arguments, kill = (

@@ -52,6 +52,7 @@ def logits_of(model, x):
     "case",
     ["answer", *(pytest.param(case, marks=pytest.mark.slow) for case in ("class", "class, BiLSTM", "tags"))],
 )
+@pytest.mark.slow
 def test_every_problem_trains_two_steps_in_bfloat16_near_float32(case, checkpoint):
     make, x, y = TASKS[case]
     found = {}
@@ -77,6 +78,7 @@ def test_every_problem_trains_two_steps_in_bfloat16_near_float32(case, checkpoin
 @pytest.mark.parametrize(
     "case", ["bert", *(pytest.param(case, marks=pytest.mark.slow) for case in ("electra", "lamb"))]
 )
+@pytest.mark.slow
 def test_a_pretraining_in_bfloat16_is_near_float32(case, tmp_path):
     recipe, changes = ("bert", {"optimizer": "lamb"}) if case == "lamb" else (case, {})
     changes |= {"steps": 4, "log_every": 2, "eval_every": 2, "batch_size": 4, **NO_DROPOUT}
@@ -109,6 +111,7 @@ def test_the_precision_decides_a_run(checkpoint, data):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_a_run_of_another_precision_is_not_resumed(checkpoint, data, tmp_path):
     results = train(checkpoint, data, tmp_path / "run", precision="bfloat16")
     assert results["hparams"]["precision"] == "bfloat16"
@@ -128,6 +131,7 @@ def test_a_run_of_another_precision_is_not_resumed(checkpoint, data, tmp_path):
         ),
     ],
 )
+@pytest.mark.slow
 def test_float16_scales_the_loss_with_every_form_of_training(options, checkpoint, data, tmp_path):
     results = train(checkpoint, data, tmp_path / "run", precision="float16", **options)
     assert np.isfinite(results["history"][0]["loss"])

@@ -237,6 +237,7 @@ def test_a_save_at_the_end_of_a_phase_continues_with_the_next(tmp_path, monkeypa
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_patience_ends_the_last_phase(tmp_path):
     """At a rate of nearly 0, no evaluation is better than the first of a phase."""
     still = {"learning_rate": 1e-30, "weight_decay": 0.0, "log_every": 1, "eval_every": 2, "patience": 2}
@@ -266,6 +267,7 @@ def test_starts_from_a_checkpoint(tmp_path, tokenizer):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_an_electra_starts_with_its_generator(finished, tmp_path):
     lines, run = [], finished("electra").run
     still = {"steps": 1, "learning_rate": 1e-12}
@@ -345,6 +347,7 @@ def test_words_and_positions_of_ones_own_start_as_stated(tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_seed_decides_every_weight(tmp_path):
     weights = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
@@ -373,6 +376,7 @@ def test_leaving_out_padding_changes_no_weight(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_evaluations_and_curves_do_not_change_the_training(tmp_path, monkeypatch):
     """The curves are drawn while it trains, with the baselines once there are held-out measures."""
     drawn, draw, histories = [], monitor.draw_curves, []

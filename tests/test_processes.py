@@ -63,11 +63,13 @@ def test_closing_ends_calls_whose_results_nobody_wants():
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 def test_nobody_waits_for_a_worker_whose_calls_are_done():
     assert list(in_order(_start_with_a_slow_end, [(0,), (1,), (0,)], workers=2)) == [0, 1, 0]
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 def test_a_process_that_takes_part_works_while_others_start_and_keeps_the_order():
     results = in_order(_start_with_places, zip(itertools.count()), workers=2, takes_part=True)
     found = [next(results) for _ in range(3)]
@@ -80,6 +82,7 @@ def test_a_process_that_takes_part_works_while_others_start_and_keeps_the_order(
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 def test_an_error_in_a_process_that_takes_part_has_its_turn():
     results = in_order(_start_with_a_fault, [(number,) for number in range(9)], workers=2, takes_part=True)
     assert [next(results) for _ in range(3)] == [None] * 3
@@ -88,6 +91,7 @@ def test_an_error_in_a_process_that_takes_part_has_its_turn():
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 def test_few_results_wait_for_a_slow_process():
     read, waited, elsewhere = [], [], 0
 
@@ -104,6 +108,7 @@ def test_few_results_wait_for_a_slow_process():
     assert RESULTS // 2 < max(waited) <= RESULTS + 1
 
 
+@pytest.mark.slow
 def test_workers_have_tasks_while_a_result_is_used():
     read = []
 
@@ -127,6 +132,7 @@ def test_a_killed_process_is_named(interruptible):
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 def test_a_function_that_cannot_be_made_is_named():
     with pytest.raises(ChildProcessError, match="a worker process ended"):
         list(in_order(_fail, [(0,), (0,)], workers=2, interruptible=False))

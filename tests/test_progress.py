@@ -96,6 +96,7 @@ def whole(place):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_a_log_has_lines_for_epochs_and_steps(whole, place):
     lines = whole.out.splitlines()
     epochs = [line for line in lines if line.startswith("epoch ")]
@@ -113,6 +114,7 @@ def test_a_log_has_lines_for_epochs_and_steps(whole, place):
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
+@pytest.mark.slow
 def test_no_log_has_control_characters(whole, place):
     run = f"--run {place / 'whole'}"
     others = watch(
@@ -130,6 +132,7 @@ def test_no_log_has_control_characters(whole, place):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_a_terminal_shows_a_bar_unless_it_is_dumb(place, tmp_path):
     kinds = ("xterm", "dumb")
     done = watch(
@@ -142,6 +145,7 @@ def test_a_terminal_shows_a_bar_unless_it_is_dumb(place, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_quiet_prints_only_results_and_warnings(place, tmp_path):
     evaluation = f"--quiet evaluate --run {tmp_path}/run --json --data {place}/glue/SST-2".split()
     tuned, shown, warned = watch(
@@ -232,6 +236,7 @@ def test_signals_stop_and_the_same_command_ends_with_the_same_bits(whole, place)
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_a_stop_without_saves_says_that_the_training_starts_again(place, tmp_path):
     arguments = finetuning(place, tmp_path / "run", "--save-every 0")
     done, again = watch(

@@ -225,6 +225,7 @@ def test_the_rates_are_those_of_the_approach():
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_the_last_epoch_is_kept(place, tmp_path):
     """At a rate that diverges slowly, the best epoch on dev is not the last."""
     hparams = replace(HPARAMS, epochs=3, learning_rate=3e-2)
@@ -311,6 +312,7 @@ def test_patience_does_not_go_with_the_last_epoch():
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_the_command(place, tmp_path, capfd):
     flags = ["--task", "custom", "--data", place / "train.csv", "--dev-data", place / "dev.csv"]
     flags += ["--checkpoint", place / "checkpoint", "--output", tmp_path / "runs", "--seq-length", "16"]

@@ -271,6 +271,7 @@ def test_a_fine_tuning_of_other_settings_is_not_resumed(finished, tmp_path, capf
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_a_resume_that_does_not_repeat_the_measures(tiny, tmp_path, monkeypatch):
     """The files are those of epoch 2, whose save is missing; when it is repeated, it is worse than epoch 1."""
     runs.write_data(tmp_path / "data", "sst2", count=16)

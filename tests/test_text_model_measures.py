@@ -59,6 +59,7 @@ def slices(*parts):
     ],
     ids=["answers", "tags"],
 )
+@pytest.mark.slow
 def test_fit_gives_the_measures_of_its_validation_data_to_callbacks(make, x, y, measure, checkpoint):
     model = make(checkpoint)
     model.compile(learning_rate=1e-3, warmup_proportion=0.0)
@@ -190,6 +191,7 @@ def test_a_users_metric_takes_the_place_of_the_problems_of_the_same_name(checkpo
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_one_batch_of_texts_is_learned_measured_and_predicted(checkpoint):
     model = bk.classifier(checkpoint, NAMES)
     model.compile(keras.optimizers.Adam(1e-3))

@@ -403,6 +403,7 @@ def test_fit_warns_of_endings_that_are_cut(checkpoint):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_the_threshold_of_no_answer_is_chosen_on_labelled_texts(checkpoint, untrained, tmp_path):
     model = bk.question_answerer(checkpoint, unanswerable=True, **SPAN)
     x = {"question": ["the film"] * 4, "context": ["the plot is good", "bad", "the actor", "a dull film"]}
@@ -637,6 +638,7 @@ def test_a_file_is_loaded_without_its_optimizer(model, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.usefixtures("forked_answers")
+@pytest.mark.slow
 def test_the_commands_read_a_keras_file(untrained, checkpoint, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     untrained.save("m.keras")
@@ -695,6 +697,7 @@ def test_a_keras_file_loads_in_a_fresh_process(model, tmp_path):
     "ignore:Skipping variable loading for optimizer"
 )  # KerasTuner's new models have none
 @pytest.mark.filterwarnings("ignore:the saved state of adamw is not read")
+@pytest.mark.slow
 def test_keras_tuner_searches(checkpoint, tmp_path):
     keras_tuner = pytest.importorskip("keras_tuner")
 

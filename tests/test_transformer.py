@@ -266,6 +266,7 @@ def test_the_mean_of_snapshots(learned, tmp_path):
         average([checkpoints.read(other), mean])
 
 
+@pytest.mark.slow
 def test_a_resumed_translation_has_the_same_bits(tmp_path):
     changes = {"steps": 6, "hidden_dropout": 0.1}
     whole, run = tmp_path / "whole", tmp_path / "run"

@@ -301,6 +301,7 @@ def test_the_second_stage_grows_the_tables(stages):
     assert rows[1] == rows[0] + 1 and two.vocabulary.tokens[-1] == "superb"
 
 
+@pytest.mark.slow
 def test_the_classifier_answers_the_same_after_a_reload_and_from_an_export(stages, tmp_path):
     """The measures of the training are those of the reloaded run; the export answers raw strings as `predict` does."""
     run = load_run(stages / "three", data=stages / "data")

@@ -222,6 +222,7 @@ def compared(found: Any, wanted: Any, at: str = "") -> int:
 
 
 @pytest.mark.parametrize("name", [pytest.param("glue", marks=pytest.mark.slow), "protocol"])
+@pytest.mark.slow
 def test_a_grid_on_two_workers_has_the_results_of_one_process(name, tmp_path):
     """Without dropout, whose draws differ between replicas."""
     runs.write_checkpoint(tmp_path / "checkpoint", hidden_dropout=0.0, attention_dropout=0.0)

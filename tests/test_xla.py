@@ -151,7 +151,10 @@ ANCESTORS = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [name for name in ENCODERS if name != BERT])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=() if one == "elmo" else pytest.mark.slow) for one in ENCODERS if one != BERT],
+)
 def test_the_states_and_gradients_of_an_ancestor(name):
     """Of all layers, on rows with padding."""
     sizes = {"vocab_size": 30, "hidden_size": 8, "num_heads": 1, "intermediate_size": 6, "type_vocab_size": 0}
