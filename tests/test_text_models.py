@@ -77,7 +77,7 @@ CASES = {
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, marks=pytest.mark.slow) if case in ("pair", "endings", "score") else case
+        pytest.param(case, marks=pytest.mark.slow) if case in ("pair", "endings", "score", "masks") else case
         for case in CASES
     ],
 )

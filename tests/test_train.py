@@ -357,7 +357,13 @@ FEATURES = {"feature_layers": "0,1", "lstm_layers": 1, "lstm_units": 4}
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "how", [{}, {"micro_batch": 4}, FEATURES], ids=["plain", "micro-batches", "features"]
+    "how",
+    [
+        {},
+        pytest.param({"micro_batch": 4}, marks=pytest.mark.slow),
+        pytest.param(FEATURES, marks=pytest.mark.slow),
+    ],
+    ids=["plain", "micro-batches", "features"],
 )
 def test_graphs_of_a_finished_training_are_freed(how, tmp_path):
     made, left = graphs_made_and_left(tmp_path, **how)
@@ -365,6 +371,7 @@ def test_graphs_of_a_finished_training_are_freed(how, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_graphs_of_two_replicas_are_freed(tmp_path):
     done = forked.run(TESTS / "freed_graphs.py", tmp_path)
     assert done.returncode == 0, done.stderr
