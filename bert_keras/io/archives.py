@@ -201,7 +201,7 @@ class _Reader(gzip.GzipFile):
 
 
 def _unpack_tar(archive: pathlib.Path, folder: pathlib.Path) -> None:
-    number = size = 0
+    number, size, folder = 0, 0, folder.resolve()
     with contextlib.closing(_Reader(archive, "rb")) as packed:
         try:
             with tarfile.TarFile(fileobj=packed, errorlevel=2) as opened:
@@ -210,7 +210,7 @@ def _unpack_tar(archive: pathlib.Path, folder: pathlib.Path) -> None:
                         raise tarfile.ReadError(f"{member.name!r:.200} is a link or a device")
                     number, size = number + 1, size + member.size
                     _check_size(number, size, archive)
-                    _write_member(opened, member, folder.resolve())
+                    _write_member(opened, member, folder)
         except RecursionError as error:  # headers of headers
             raise tarfile.ReadError("too many headers before a file") from error
 

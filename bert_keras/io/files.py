@@ -82,10 +82,8 @@ def _locked_folder(path: pathlib.Path) -> tuple[pathlib.Path, filelock.BaseFileL
     lock = filelock.FileLock(folder / LOCK)
     try:
         lock.acquire()
-    except (
-        FileNotFoundError,
-        FileExistsError,
-    ):  # another process removed it, the second while pathlib asked what was there
+    except (FileNotFoundError, FileExistsError):
+        # Another process removed it: before the lock, or while pathlib's mkdir(exist_ok=True) asked what was there.
         return _locked_folder(path)
     except OSError:  # a full disk
         shutil.rmtree(folder, ignore_errors=True)

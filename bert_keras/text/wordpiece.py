@@ -128,7 +128,7 @@ class WordPiece(Normalizing):
         _check_tokens(vocabulary, source="vocabulary")
 
     def _matcher(self, vocabulary: Sequence[str], *, unknown: str) -> Any:
-        """What finds tokens: text in normal form, string [B] -> ids, start bytes and end bytes."""
+        """The matcher of these tokens, a callable: string [B], text in normal form -> ids, start bytes and end bytes."""
         matcher = CoreWordPiece if self.text_ops == CORE else KernelWordPiece
         pieces = whole_words_alone(vocabulary) if self.rules.new_words else vocabulary
         return matcher(pieces, unknown=unknown, rules=self.rules)
