@@ -125,6 +125,7 @@ def test_workers_compare_their_ablations_before_a_folder_is_made(tmp_path, small
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_row_of_a_users_own_has_its_own_pretraining(tmp_path, small):
     """And a run of other settings in the place of its pre-training is refused."""
     write_data(tmp_path / "data", "sst2")
@@ -142,6 +143,7 @@ def test_a_row_of_a_users_own_has_its_own_pretraining(tmp_path, small):
         run_ablation("steps", **given)
 
 
+@pytest.mark.slow
 def test_the_measure_is_that_of_the_papers_figures(tmp_path, monkeypatch):
     """Tables 5 and 6 give the accuracy of MRPC, whose main measure in GLUE is F1."""
     tiny = Scale(
@@ -499,7 +501,9 @@ def test_squad_fits_into_the_small_scale(name, data_dir):
     check_fits(task, config, WordPiece(VOCABULARY, lower_case=True), hparams)
 
 
-def test_a_row_has_its_own_vocabulary_training_and_tasks(tmp_path, small, monkeypatch):
+@pytest.fixture
+def own_rows(tmp_path, small, monkeypatch):
+    """The arguments of an ablation whose rows have a vocabulary, a text, tasks and settings of their own."""
     rows = (
         Row(name="masked LM"),
         Row(
@@ -517,22 +521,37 @@ def test_a_row_has_its_own_vocabulary_training_and_tasks(tmp_path, small, monkey
     write_data(tmp_path / "data", "sst2")
     given = arguments(tmp_path) | {"log": lambda line: None}
     given["documents"] = {None: given["documents"], "other": given["documents"][:30]}
+    return given
+
+
+CASED = WordPiece([*VOCABULARY, "more"], lower_case=False)
+
+
+def with_cased(given):
+    return plan_ablation("steps", **given | {"tokenizer": {None: given["tokenizer"], "cased": CASED}})
+
+
+def test_a_row_has_its_own_vocabulary_and_text(own_rows):
+    given = own_rows
     with refused("from the left reads the vocabulary cased.*--vocab cased=PATH", output=given["output"]):
         run_ablation("steps", **given)
     with refused("no text learns from the text absent.*--text absent=PATH", output=given["output"]):
         run_ablation("steps", **given, rows=["no text"])
-    cased = WordPiece([*VOCABULARY, "more"], lower_case=False)
-    study = plan_ablation("steps", **given | {"tokenizer": {None: given["tokenizer"], "cased": cased}})
+    study = with_cased(given)
     read = {cell.path.parent.name: cell.fingerprint["text"] for cell in study.cells if not cell.task}
     assert len({*read.values()}) == 2 and [*read] == ["masked-lm", "from-the-left"]
-    found = study.run()
+
+
+@pytest.mark.slow
+def test_a_row_has_its_own_training_and_tasks(own_rows, tmp_path):
+    found = with_cased(own_rows).run()
     assert {
         row: len(values["sst2"]) + len(found.stuck[row]["sst2"]) for row, values in found.values.items()
     } == {"masked LM": 1, "from the left": 1, CONTROL: 1}
     settings = results(tmp_path / "out" / "from-the-left" / "sst2-1")["hparams"]
     assert (settings["feature_layers"], settings["epochs"]) == ("last", 2)
     tokenizer = checkpoints.load_tokenizer(tmp_path / "out" / "from-the-left" / "sst2-1")
-    assert tokenizer.vocabulary == cased.vocabulary and not tokenizer.lower_case
+    assert tokenizer.vocabulary == CASED.vocabulary and not tokenizer.lower_case
     assert any(title.endswith(", cased") for title in found.perplexities)
 
 

@@ -275,6 +275,7 @@ def test_the_recipe_beats_unigrams_and_resumes_to_the_bit(pretrained, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_its_frozen_vectors_tag_entities_and_an_export_answers_raw_sentences(pretrained, tmp_path):
     data = small_tasks.write_entities(tmp_path / "data", count=8)
     flags = "--feature-layers 0+1+2 --lstm-layers 1 --lstm-units 4 --epochs 1 --seq-length 24"

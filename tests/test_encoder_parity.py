@@ -176,6 +176,7 @@ def run(script, *arguments):
 
 
 @pytest.mark.parity
+@pytest.mark.slow
 def test_jax_without_tensorflow_equals_tensorflow(tmp_path):
     pytest.importorskip("jax")
     cases = {}

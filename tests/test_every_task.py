@@ -44,7 +44,7 @@ OTHER_HEADS = ("masks", "choice", "tags", "electra", "answers")
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow) if name in OTHER_HEADS else name
+        pytest.param(name, marks=pytest.mark.slow) if name in (*OTHER_HEADS, "vectors") else name
         for name in CASES
         if name not in OTHER_LABELS
     ],
@@ -73,7 +73,11 @@ def load(name: str, made: runs.Finetuned) -> Run:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in OTHER_LABELS else name for name in CASES]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in (*OTHER_LABELS, "electra") else name
+        for name in CASES
+    ],
 )
 @pytest.mark.usefixtures("forked_answers")
 def test_a_finished_run_measures_answers_and_serves(name, finished, tmp_path):

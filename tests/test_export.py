@@ -441,7 +441,8 @@ def size_of_model(folder: Path) -> int:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("forked_answers")
-@pytest.mark.parametrize("frozen", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("frozen", [False, True])
 def test_the_command_writes_half_of_the_bytes_and_float32_answers(frozen, sst2, tmp_path, capfd):
     flags = ["--run", sst2.run, "--target", "tfserving-2.10", *(["--freeze"] if frozen else [])]
     for precision in ("float32", "bfloat16"):

@@ -339,7 +339,7 @@ def test_labelled_batches(tmp_path, tokenizer):
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("real", [False, True])
+@pytest.mark.parametrize("real", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_transformers_pipeline_gives_the_same(checkpoint, real, request):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("torch")

@@ -347,6 +347,7 @@ def test_texts_that_fit_did_not_see_go_through_the_encoder(checkpoint):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_a_cache_serves_other_seeds_of_a_held_out_part(checkpoint, tmp_path):
     """The order of the examples differs, and not their vectors."""
     for seed in (1, 2):

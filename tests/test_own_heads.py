@@ -342,8 +342,10 @@ def test_texts_as_transformers_classifies_them(family, problem_type, tmp_path):
 @pytest.mark.parametrize(
     ("family", "tags"),
     [
-        ("Bert", SPAN_TAGS), ("Albert", ("PER", "LOC", "O")), ("Electra", ("I-PER", "O", "B-PER", "I-LOC")),
-        ("Roberta", SPAN_TAGS), ("DistilBert", ("NOUN", "VERB", "DET")), ("Bert", ("O", "B-PER", "I-PER", "L-PER", "U-PER")),
+        ("Bert", SPAN_TAGS), pytest.param("Albert", ("PER", "LOC", "O"), marks=pytest.mark.slow),
+        pytest.param("Electra", ("I-PER", "O", "B-PER", "I-LOC"), marks=pytest.mark.slow),
+        pytest.param("Roberta", SPAN_TAGS, marks=pytest.mark.slow), ("DistilBert", ("NOUN", "VERB", "DET")),
+        ("Bert", ("O", "B-PER", "I-PER", "L-PER", "U-PER")),
     ],
 )  # fmt: skip
 def test_entities_as_transformers_finds_them(family, tags, tmp_path):

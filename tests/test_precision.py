@@ -102,6 +102,7 @@ def train(checkpoint, data, output, **hparams):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_the_precision_decides_a_run(checkpoint, data):
     made = [plan(checkpoint, data, precision=name).fingerprint for name in ("float32", "bfloat16")]
     assert made[1] == made[0] | {"precision": "bfloat16"} != made[0]

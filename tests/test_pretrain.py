@@ -221,6 +221,7 @@ def test_two_phases_are_one_training(tmp_path, monkeypatch):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_a_save_at_the_end_of_a_phase_continues_with_the_next(tmp_path, monkeypatch):
     """The corpus has several shards: the first phase ends in the middle of its text, which the second reads from the start."""
     small = functools.partial(instance_stream.stream, shard_bytes=2_000, shard_documents=5)

@@ -62,7 +62,9 @@ def test_a_set_of_records_for_each_phase(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("length", "steps"), [(24, {2, 3}), (40, {4, 6})])
+@pytest.mark.parametrize(
+    ("length", "steps"), [(24, {2, 3}), pytest.param(40, {4, 6}, marks=pytest.mark.slow)]
+)
 def test_held_out_records_are_evaluated_on_at_their_length(length, steps, tmp_path):
     sets = [write(tmp_path / str(n), settings={"seq_length": n}) for n in (24, 40)]
     held_out = write(tmp_path / "held-out", settings={"seq_length": length}, texts=documents(20, seed=5))

@@ -122,7 +122,7 @@ def test_workers_have_tasks_while_a_result_is_used():
         assert len(read) == min(12, number + 3)
 
 
-@pytest.mark.parametrize("interruptible", [False, True])
+@pytest.mark.parametrize("interruptible", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_killed_process_is_named(interruptible):
     results = in_order(_start, [(0,), (30,), (30,)], workers=2, interruptible=interruptible)
     assert next(results) == 0

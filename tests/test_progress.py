@@ -262,6 +262,7 @@ def test_a_stopped_pre_training_ends_with_the_same_bits(place, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_a_stopped_protocol_resumes_its_run(place, tmp_path):
     """The second of two runs is stopped in its second epoch."""
     arguments = glue(place, tmp_path / "glue", "--epochs 2 --learning-rates 1e-3 5e-4")

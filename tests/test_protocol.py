@@ -168,6 +168,7 @@ def test_a_best_run_without_weights_is_refused(place, done):
     assert (place / "runs" / "results.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_wider_grid_reads_the_runs_of_a_narrower_one(place, done, tmp_path):
     with runs.no_training():
         summary, lines = start(place, place / "runs", **alone(done.best))

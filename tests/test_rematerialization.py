@@ -88,6 +88,7 @@ def trained(*, rematerialize, micro_batch=None, jit_compile=False):
     ],
     ids=["micro-batches", "XLA", "micro-batches under XLA"],
 )
+@pytest.mark.slow
 def test_updates_with_dropout_are_equal(how):
     """Of the last micro-batch of one row too."""
     (wanted, losses), (found, same) = (trained(rematerialize=one, **how) for one in (False, True))

@@ -35,6 +35,7 @@ def test_a_finished_run_has_the_report_of_its_dev_split(sst2):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_a_run_that_was_resumed_has_the_same_report_and_a_failing_report_ends_no_training(
     finished, tmp_path, monkeypatch, capfd
 ):
@@ -50,7 +51,18 @@ def test_a_run_that_was_resumed_has_the_same_report_and_a_failing_report_ends_no
     assert (tmp_path / "other" / "results.json").is_file()
 
 
-@pytest.mark.parametrize("kind", [name for name, case in CASES.items() if case.flags.startswith("finetune")])
+# They have the pages of `class`, and of `tags`.
+ALIKE = ("pair", "score", "several", "paths")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name
+        for name, case in CASES.items()
+        if case.flags.startswith("finetune")
+    ],
+)
 @pytest.mark.long
 def test_every_kind_of_run_has_a_page(finished, kind):
     folder = finished(kind).run / "report"

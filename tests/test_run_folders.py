@@ -142,7 +142,14 @@ def test_a_folder_is_free_when_its_process_is_dead(capfd, inputs, others, name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("place", "name"), [(place, name) for place, name, _ in KILLS])
+@pytest.mark.parametrize(
+    ("place", "name"),
+    # A study is trained to the end, for half a minute each.
+    [
+        pytest.param(place, name, marks=pytest.mark.slow if name in ("ablate", "glue") else ())
+        for place, name, _ in KILLS
+    ],
+)
 def test_the_same_command_works_after_a_kill(capfd, inputs, others, place, name):
     arguments = interrupted.commands(inputs, inputs / place)[name]
     if not contents(Path(arguments[-1]).parent):

@@ -269,6 +269,7 @@ def test_no_model_is_named(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.usefixtures("forked_answers")
+@pytest.mark.slow
 def test_the_example_of_fill_mask_has_a_mask(run, tmp_path):
     folder = export(untrained(FillMask(top_k=2), run.path), tmp_path / "mlm")
     served = load(folder)

@@ -141,6 +141,7 @@ def run(made):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_a_run_learns_its_words_and_measures_as_it_was_measured(made, run):
     loaded = load_run(run, data=made[0] / "data")
     assert not loaded.encoder.trainable_variables

@@ -82,6 +82,7 @@ def batch_of(model, x, y):
     # XLA takes long to compile the others, which have the same layers.
     [pytest.param(one, marks=() if one == "class, BiLSTM" else pytest.mark.slow) for one in TASKS],
 )
+@pytest.mark.slow
 def test_a_step_of_a_task(task, checkpoint):
     """Under gradient descent: Adam's first step makes a large difference of a small one, where a gradient is near 0."""
     make, x, y = TASKS[task]
