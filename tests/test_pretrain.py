@@ -467,13 +467,13 @@ BASELINES = {"masked_lm_accuracy": 0.1, "masked_lm_perplexity": 90.0, "next_sent
             None,
             0.5204,
             BASELINES,
-            "next_sentence does not beat the most frequent label: accuracy 52.0% against 52.0%",
+            "next_sentence does not beat an answer that reads no text: accuracy 52.0% against 52.0%",
         ),
         (
             None,
             0.5,
             BASELINES,
-            "next_sentence does not beat the most frequent label: accuracy 50.0% against 52.0%",
+            "next_sentence does not beat an answer that reads no text: accuracy 50.0% against 52.0%",
         ),
         (
             None,

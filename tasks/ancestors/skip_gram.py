@@ -218,4 +218,15 @@ class SkipGram(Objective):
         return GlobalMean(binary_cross_entropy)
 
     def correct(self, labels: Any, logits: Any) -> Any:
-        return ops.cast(ops.equal(logits > 0, labels > 0), "float32")
+        """1 for a drawn word whose logit is below that of the word around; the word around has the mean of its drawn words."""
+        below = ops.cast(logits[..., 1:] < logits[..., :1], "float32")
+        return ops.concatenate([ops.mean(below, axis=-1, keepdims=True), below], axis=-1)
+
+    def baseline(self, labels: np.ndarray, weights: np.ndarray) -> float:
+        """The accuracy of unigrams, which choose the word that is in the text more often than among drawn words."""
+        text, drawn = self.kept() * self.counts, self.counts.astype("float64") ** 0.75
+        text, drawn = text[self.counts > 0] / text.sum(), drawn[self.counts > 0] / drawn.sum()
+        ratios, place = np.unique(text / drawn, return_inverse=True)
+        drawn = np.bincount(place, drawn, minlength=len(ratios))
+        below = np.cumsum(drawn) - drawn / 2  # a tie is right in half of its cases
+        return float(text @ below[place])

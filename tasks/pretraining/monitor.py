@@ -237,7 +237,7 @@ def against_baselines(measures: Mapping[str, float | None], baselines: Mapping[s
             shown.append(f"{kind} {value:{form}} against {trivial:{form}}")
         if not shown:
             continue
-        by = "unigrams" if f"{name}_perplexity" in baselines else "the most frequent label"
+        by = "unigrams" if f"{name}_perplexity" in baselines else "an answer that reads no text"
         verb = "beats" if all(better) else f"does not beat{' in both' * any(better)}"
         lines.append(f"on held-out text, {name} {verb} {by}: {', '.join(shown)}")
     return lines[::-1]  # the masked LM is the last
