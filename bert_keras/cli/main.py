@@ -52,6 +52,8 @@ COMMANDS = {
     "fill-mask": "bert_keras.tasks.commands.fill_mask",
     "translate": "bert_keras.tasks.commands.translate",
     "generate": "bert_keras.tasks.commands.generate",
+    "index": "bert_keras.tasks.commands.retrieval",
+    "search": "bert_keras.tasks.commands.retrieval",
     "export": "bert_keras.savedmodels.commands",
     "hub": "bert_keras.savedmodels.commands",
     "serve": "bert_keras.savedmodels.commands",
