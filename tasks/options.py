@@ -418,6 +418,8 @@ class ExportOptions(Checked):
 
 
 COSINE, SIMILARITIES = "cosine", ("cosine", "dot")
+# The prompts of a model that are used where none is named, if it has one: the names of sentence-transformers.
+QUERY, DOCUMENT = ("query",), ("document", "passage", "corpus")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

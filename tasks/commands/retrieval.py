@@ -1,10 +1,12 @@
-"""Commands of text vectors: index and search.
+"""Commands of text vectors: index, search and measure.
 
 TensorFlow is imported when a command runs; flags and help need none.
 """
 
 import argparse
+import tempfile
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 from bert_keras.cli.console import PATH, Command, progress, start, table
@@ -15,7 +17,7 @@ from bert_keras.io.paths import to_path
 from bert_keras.tasks.commands.early import check_paths
 from bert_keras.tasks.commands.flags import CHECKPOINT_HELP
 from bert_keras.tasks.data.tables import STANDARD_INPUT
-from bert_keras.tasks.options import IndexOptions, InferenceOptions
+from bert_keras.tasks.options import DOCUMENT, QUERY, IndexOptions, InferenceOptions
 
 SHOWN = 200  # characters of a text in a table
 MODEL_HELP = f"an embedding: a run or a .keras file; or a checkpoint ({CHECKPOINT_HELP})"
@@ -44,29 +46,31 @@ def _run_index(args: argparse.Namespace) -> None:
     from bert_keras.tasks.retrieval.index import write_index
 
     texts = Collection(to_path(args.data), options.column)
-    encoder = _encoder(args, options, document=True)
+    encoder = _encoder(args, options, usual=DOCUMENT)
     with progress("indexing", texts.described[0], unit="texts") as advance:
         index = write_index(args.output, encoder, texts, progress=advance)
     about = f"{index.header['dimension']} dimensions, {index.header['similarity']}"
     print(f"{args.output}: vectors of {index.count:,} texts ({about})")
 
 
-def _encoder(args: argparse.Namespace, options: IndexOptions, *, document: bool) -> Any:
-    """The encoder of texts, or of queries, by --model."""
-    from bert_keras.tasks.retrieval.text_encoder import (
-        DOCUMENT,
-        QUERY,
-        TextEncoder,
-        choose_prompt,
-        choose_similarity,
-        load_text_encoder,
-    )
+def _load(args: argparse.Namespace) -> Any:
+    """The model of --model as a run."""
+    from bert_keras.tasks.retrieval.text_encoder import load_text_encoder
 
-    run = load_text_encoder(args.model)
+    return load_text_encoder(args.model)
+
+
+def _encoder(
+    args: argparse.Namespace, options: IndexOptions, *, usual: Sequence[str] = (), run: Any = None
+) -> Any:
+    """The encoder of --model. usual: the names of prompts that are used where none is given; run: the model, if it is loaded."""
+    from bert_keras.tasks.retrieval.text_encoder import TextEncoder, choose_prompt, choose_similarity
+
+    run = run or _load(args)
     return TextEncoder(
         run,
         similarity=choose_similarity(run, options.similarity),
-        prompt=choose_prompt(run, DOCUMENT if document else QUERY, options.prompt),
+        prompt=choose_prompt(run, usual, options.prompt),
         batch_size=InferenceOptions(**given_settings(args, InferenceOptions)).batch_size,
     )
 
@@ -97,7 +101,7 @@ def _run_search(args: argparse.Namespace) -> None:
     queries = args.query or [example["text"] for example in read_examples(args.input, ("text",))]
     args.model = args.model or index.model
     options = IndexOptions(**{**vars(options), "similarity": index.header["similarity"]})
-    encoder = _encoder(args, options, document=False)
+    encoder = _encoder(args, options, usual=QUERY)
     index.check_model(encoder.run)
     scores, rows = Nearest(index.vectors(), k=options.k, dtype=options.vectors).search(encoder(queries))
     for query, of_query, found in zip(queries, scores.tolist(), rows.tolist(), strict=True):
@@ -115,6 +119,102 @@ def _run_search(args: argparse.Namespace) -> None:
             table((index.header["similarity"], "id", "text"), cells, title=query)
 
 
+PAIR = ["sentence1", "sentence2"]
+KINDS = ("retrieval", "similarity", "pairs", "clustering")
+MEASURE_NOTES = f"""data:
+  retrieval   a folder as BEIR has them: corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv; measured are nDCG, MRR, recall and MAP
+              by trec_eval's definitions, among the nearest 100 texts without the one that has the query's id
+  similarity  a table of two texts and a score: Spearman's and Pearson's correlation
+  pairs       a table of two texts and 1 for one meaning, else 0: average precision
+  clustering  a table of a text and its class: the V-measure of k-means
+The columns are {" and ".join(PAIR)}, or text, and score or label; --text-column and --label-column name others. Low and high
+are the ends of the 95 % interval of the bootstrap over queries or pairs.
+
+"""
+
+
+def _add_measure(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("kind", choices=KINDS, help="the measures (see below)")
+    add("--model", **PATH, required=True, help=MODEL_HELP)
+    add("--data", **PATH, required=True, help="a folder or a file (see below)")
+    add("--split", default="test", help="retrieval: the file in qrels/ (default: test)")
+    add(
+        "--index",
+        **PATH,
+        help="retrieval: the index of corpus.jsonl, made where it is missing (default: a temporary one)",
+    )
+    add(
+        "--text-column",
+        nargs="+",
+        metavar="COLUMN",
+        help="the column of the text, or the two columns of a pair",
+    )
+    add("--label-column", metavar="COLUMN", help="the column of the score, the label or the class")
+    add_flags(parser, IndexOptions, only=("similarity", "vectors"))
+    add_flags(parser, InferenceOptions, only=("batch_size",))
+    add("--json", action="store_true", help="print JSON instead of a table")
+
+
+def _check_measure(args: argparse.Namespace) -> None:
+    """Raises BertKerasError for flags of another kind of data, before TensorFlow is imported."""
+    of_table, retrieval = [args.text_column, args.label_column], args.kind == "retrieval"
+    if retrieval and any(of_table):
+        raise BertKerasError("retrieval reads a folder; leave --text-column and --label-column out.")
+    if not retrieval and (args.index or "vectors" in given_settings(args, IndexOptions)):
+        raise BertKerasError(
+            f"--index and --vectors apply only to retrieval, not to {args.kind}; leave them out."
+        )
+    wanted = 1 if args.kind == "clustering" else 2
+    if args.text_column and len(args.text_column) != wanted:
+        raise BertKerasError(
+            f"{args.kind} reads {wanted} text column(s), and {len(args.text_column)} were given."
+        )
+    check_paths(args)
+
+
+def _run_measure(args: argparse.Namespace) -> None:
+    options = IndexOptions(**given_settings(args, IndexOptions))
+    _check_measure(args)
+    start()
+    from bert_keras.tasks.retrieval.measured import measure_clustering, measure_pairs
+
+    path, kind = to_path(args.data), args.kind
+    if kind == "retrieval":
+        found = _measure_retrieval(args, options)
+    elif kind == "clustering":
+        (text,) = args.text_column or ["text"]
+        found = measure_clustering(
+            _encoder(args, options), path, text=text, label=args.label_column or "label"
+        )
+    else:
+        label = args.label_column or ("score" if kind == "similarity" else "label")
+        columns: dict[str, Any] = {"text": args.text_column or PAIR, "label": label}
+        found = measure_pairs(_encoder(args, options), path, **columns, scored=kind == "similarity")
+    if args.json:
+        print(as_json(found))
+    else:
+        cells = [
+            (name, *(one.get(end, "") for end in ("value", "low", "high"))) for name, one in found.items()
+        ]
+        table(("measure", "value", "low", "high"), cells, title=f"{kind}: {args.model}, {args.data}")
+
+
+def _measure_retrieval(args: argparse.Namespace, options: IndexOptions) -> Any:
+    from bert_keras.tasks.retrieval.collection import Collection
+    from bert_keras.tasks.retrieval.index import write_index
+    from bert_keras.tasks.retrieval.measured import measure_retrieval, read_judged
+
+    folder = to_path(args.data)
+    texts, judged = Collection(folder), read_judged(folder, args.split)  # before the long work
+    run = _load(args)
+    documents, queries = (_encoder(args, options, usual=usual, run=run) for usual in (DOCUMENT, QUERY))
+    with tempfile.TemporaryDirectory() as temporary:
+        with progress("indexing", texts.described[0], unit="texts") as advance:
+            index = write_index(args.index or temporary, documents, texts, progress=advance)
+        return measure_retrieval(queries, index, judged, dtype=options.vectors)
+
+
 COMMANDS = {
     "index": Command(
         "write the vectors of a collection of texts, to search in",
@@ -128,5 +228,12 @@ COMMANDS = {
         "indexes/corpus 'how do I reset my password'",
         _add_search,
         _run_search,
+    ),
+    "measure": Command(
+        "measure a model's vectors: retrieval, similarity, pairs or clusters",
+        "retrieval --model minilm --data beir/scifact",
+        _add_measure,
+        _run_measure,
+        notes=MEASURE_NOTES,
     ),
 }

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from bert_keras.tasks.options import COSINE, IndexOptions
+from bert_keras.tasks.options import COSINE, QUERY, IndexOptions
 from bert_keras.tasks.problems.embedding import Embedding
 from bert_keras.tasks.retrieval.index import Index, open_index
 from bert_keras.tasks.retrieval.nearest import FLOAT32, INT8, Nearest, int8_recall, take_rows
-from bert_keras.tasks.retrieval.text_encoder import LEAST_LENGTH, QUERY, choose_prompt, load_text_encoder
+from bert_keras.tasks.retrieval.text_encoder import LEAST_LENGTH, choose_prompt, load_text_encoder
 from bert_keras.tasks.runs.run_folder import Run
 from bert_keras.tasks.task import Features, Raw
 from bert_keras.text.preprocessing import Preprocessor

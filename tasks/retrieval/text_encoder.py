@@ -20,8 +20,6 @@ from bert_keras.tasks.strings.models import embedder, load
 from bert_keras.tasks.training.plan import digest_of_tensors
 from bert_keras.tasks.training.task_model import config_of, encoder_of
 
-# The prompt that is used where none is named, if the model has it: the names of sentence-transformers.
-QUERY, DOCUMENT = ("query",), ("document", "passage", "corpus")
 LEAST_LENGTH = 1e-12  # a shorter vector is not scaled to length 1
 
 
