@@ -1,5 +1,6 @@
 """An index of texts, its search in NumPy's order, its resumption, and its export."""
 
+import importlib.util
 import json
 import shutil
 
@@ -13,6 +14,7 @@ from runs import run_command
 from bert_keras.savedmodels import verify
 from bert_keras.savedmodels.export import export
 from bert_keras.tasks.retrieval import nearest
+from bert_keras.tasks.retrieval.approximate import FILE, ApproximateNearest, write_graph
 from bert_keras.tasks.retrieval.collection import Collection
 from bert_keras.tasks.retrieval.index import open_index, write_index
 from bert_keras.tasks.retrieval.nearest import Nearest, int8_recall, to_int8
@@ -182,6 +184,29 @@ def test_a_damaged_or_missing_index_is_refused(made, tmp_path):
     refused("2 of its 3 files", open_index, index)
     assert open_index(made / "index").check_k(21) is None
     refused("k is 22 and .* has 21 texts", open_index(made / "index").check_k, 22)
+
+
+@pytest.mark.parity
+def test_an_approximate_search_finds_nearly_the_exact_texts(made, tmp_path):
+    pytest.importorskip("usearch")
+    draw = np.random.default_rng(2)
+    index = open_index(shutil.copytree(made / "index", tmp_path / "index"))
+    refused("has no nearest.usearch", ApproximateNearest, index, k=3)
+    assert write_graph(index) == pytest.approx(1) and write_graph(index) is None
+    queries = encoder_of(made)([*QUERIES, *runs.texts(5, seed=9)])
+    for some in (queries, queries[:1]):
+        scores, rows = ApproximateNearest(index, k=4).search(some)
+        wanted, order = in_order(some, index.vectors(), 4)
+        np.testing.assert_array_equal(rows, order)
+        np.testing.assert_allclose(scores, wanted, atol=1e-6)
+    (index.path / FILE).write_bytes(draw.bytes(5000))
+    refused("nearest.usearch is damaged", ApproximateNearest, index, k=3)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("usearch") is not None, reason="usearch is installed")
+def test_an_approximate_search_names_its_extra(made, capfd):
+    code, _, err = run_command(capfd, "search", made / "index", "a", "--approximate")
+    assert code == 1 and "pip install 'bert-keras[search]'" in err
 
 
 def test_commands(made, tmp_path, capfd):

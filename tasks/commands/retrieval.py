@@ -36,6 +36,8 @@ def _add_index(parser: argparse.ArgumentParser) -> None:
     add("--output", **PATH, required=True, help="folder for the index, new, empty or unfinished")
     add_flags(parser, IndexOptions, only=("column", "similarity", "prompt"))
     add_flags(parser, InferenceOptions, only=("batch_size",))
+    graph = "add a graph for searches that are not exact, in a collection that does not fit into memory (extra: search)"
+    add("--approximate", action="store_true", help=graph)
 
 
 def _run_index(args: argparse.Namespace) -> None:
@@ -45,12 +47,23 @@ def _run_index(args: argparse.Namespace) -> None:
     from bert_keras.tasks.retrieval.collection import Collection
     from bert_keras.tasks.retrieval.index import write_index
 
+    if args.approximate:
+        from bert_keras.tasks.retrieval.approximate import require_usearch
+
+        require_usearch()  # before the long work
     texts = Collection(to_path(args.data), options.column)
     encoder = _encoder(args, options, usual=DOCUMENT)
     with progress("indexing", texts.described[0], unit="texts") as advance:
         index = write_index(args.output, encoder, texts, progress=advance)
     about = f"{index.header['dimension']} dimensions, {index.header['similarity']}"
     print(f"{args.output}: vectors of {index.count:,} texts ({about})")
+    if args.approximate:
+        from bert_keras.tasks.retrieval.approximate import FILE, NEAREST, write_graph
+
+        with progress("linking neighbors", index.count, unit="texts") as advance:
+            recall = write_graph(index, progress=advance)
+        if recall is not None:
+            print(f"{args.output}/{FILE}: recall@{NEAREST} {recall:.4f} against the exact search")
 
 
 def _load(args: argparse.Namespace) -> Any:
@@ -82,11 +95,18 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     add("--input", **PATH, help="read the queries from a file, one a line, or - for standard input")
     add("--model", **PATH, help="the model that made the index, where it is no longer at its place")
     add_flags(parser, IndexOptions, only=("k", "vectors", "prompt"))
+    add(
+        "--approximate",
+        action="store_true",
+        help="search by the graph of index --approximate, read from disk",
+    )
     add("--json", action="store_true", help="print one JSON object for each query")
 
 
 def _run_search(args: argparse.Namespace) -> None:
     options = IndexOptions(**given_settings(args, IndexOptions))
+    if args.approximate and "vectors" in given_settings(args, IndexOptions):
+        raise BertKerasError("--approximate reads the graph's own vectors; leave --vectors out.")
     if bool(args.query) == bool(args.input):
         raise BertKerasError("give a query, or a file of queries as --input.")
     check_paths(argparse.Namespace(input=args.input or STANDARD_INPUT))
@@ -96,6 +116,7 @@ def _run_search(args: argparse.Namespace) -> None:
     index.check_k(options.k)
     start()
     from bert_keras.tasks.data.tables import read_examples
+    from bert_keras.tasks.retrieval.approximate import ApproximateNearest
     from bert_keras.tasks.retrieval.nearest import Nearest
 
     queries = args.query or [example["text"] for example in read_examples(args.input, ("text",))]
@@ -103,7 +124,11 @@ def _run_search(args: argparse.Namespace) -> None:
     options = IndexOptions(**{**vars(options), "similarity": index.header["similarity"]})
     encoder = _encoder(args, options, usual=QUERY)
     index.check_model(encoder.run)
-    scores, rows = Nearest(index.vectors(), k=options.k, dtype=options.vectors).search(encoder(queries))
+    if args.approximate:
+        nearest: Any = ApproximateNearest(index, k=options.k)
+    else:
+        nearest = Nearest(index.vectors(), k=options.k, dtype=options.vectors)
+    scores, rows = nearest.search(encoder(queries))
     for query, of_query, found in zip(queries, scores.tolist(), rows.tolist(), strict=True):
         answers = [
             {"id": id_, "score": score, "text": text}

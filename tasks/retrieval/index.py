@@ -60,17 +60,26 @@ class Index:
 
     def vectors(self) -> np.ndarray:
         """All vectors float32 [N, D]. Raises BertKerasError for a damaged file."""
-        found, start = np.empty((self.count, self.header["dimension"]), np.float32), 0
-        for table in self._tables("vector"):
-            found[start : start + len(table)] = _vectors_in(table)
-            start += len(table)
+        found = np.empty((self.count, self.header["dimension"]), np.float32)
+        for start, vectors in self.blocks():
+            found[start : start + len(vectors)] = vectors
         return found
+
+    def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Yields the first row and the vectors float32 [n, D] of each file. Raises BertKerasError for a damaged file."""
+        for shard, table in enumerate(self._tables("vector")):
+            column = table["vector"].combine_chunks()
+            yield shard * self.header["shard_texts"], column.flatten().to_numpy().reshape(len(table), -1)
 
     def texts(self, rows: Iterable[int] | None = None) -> list[tuple[str, str]]:
         """The ids and texts of some rows, or of all. Raises BertKerasError for a damaged file."""
         if rows is None:
             tables = self._tables("id", "text")
-            return [pair for table in tables for pair in zip(*map(_listed, table.columns), strict=True)]
+            return [
+                pair
+                for table in tables
+                for pair in zip(*(one.to_pylist() for one in table.columns), strict=True)
+            ]
         size, kept = self.header["shard_texts"], {}
         for row in rows:
             if (shard := row // size) not in kept:
@@ -220,12 +229,3 @@ def _read(path: pathlib.Path, header: Mapping[str, Any], shard: int, *columns: s
         raise BertKerasError(
             f"{path} is damaged: {first_line(error)}; remove this file and index again."
         ) from error
-
-
-def _vectors_in(table: "pyarrow.Table") -> np.ndarray:
-    column = table["vector"].combine_chunks()
-    return column.flatten().to_numpy().reshape(len(table), -1)
-
-
-def _listed(column: Any) -> list[str]:
-    return column.to_pylist()

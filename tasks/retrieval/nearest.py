@@ -91,5 +91,10 @@ def int8_recall(vectors: np.ndarray, *, k: int) -> tuple[float, int]:
     wanted, found = (
         Nearest(vectors, k=k, dtype=dtype).search(vectors[queries])[1] for dtype in (FLOAT32, INT8)
     )
-    parts = [np.isin(one[one != row], other) for one, other, row in zip(wanted, found, queries, strict=True)]
-    return float(np.mean(np.concatenate(parts))) if k > 1 else 1.0, len(queries)
+    return recall_of_others(found, wanted, queries), len(queries)
+
+
+def recall_of_others(found: np.ndarray, wanted: np.ndarray, own: np.ndarray) -> float:
+    """The fraction of wanted rows [Q, k] that are among the found rows [Q, k], without the queries' own rows [Q]; 1 of none."""
+    parts = [np.isin(one[one != row], other) for one, other, row in zip(wanted, found, own, strict=True)]
+    return float(np.concatenate(parts).mean()) if wanted.shape[1] > 1 else 1.0
