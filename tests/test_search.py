@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import shutil
 
 import forked
@@ -87,6 +88,16 @@ def test_an_index_has_the_vectors_and_texts_of_its_collection(made):
     assert index.texts([20, 3]) == [("d20", TEXTS[20]), ("d3", TEXTS[3])]
     np.testing.assert_allclose(index.vectors(), encoder_of(made)(TEXTS), atol=1e-6)
     np.testing.assert_allclose(np.linalg.norm(index.vectors(), axis=1), 1, atol=1e-6)
+
+
+def test_the_python_of_the_page(made, tmp_path, monkeypatch):
+    pytest.importorskip("pandas")
+    shutil.copytree(made / "index", tmp_path / "indexes" / "corpus")
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r"(?ms)^```python\n(.*?)^```", (runs.ROOT / "docs" / "search.md").read_text())
+    exec(compile(block, "search.md", "exec"), names := {})
+    np.testing.assert_array_equal(names["vectors"], open_index(made / "index").vectors()[:SHARD])
+    assert [*names["rows"]["id"]] == [f"d{i}" for i in range(SHARD)]
 
 
 def test_an_interrupted_index_is_refused_and_resumes_to_the_same_bytes(made, tmp_path):
