@@ -19,7 +19,7 @@ from bert_keras.errors import BertKerasError, MissingFileError, first_line
 from bert_keras.io import formats
 from bert_keras.io.files import atomic_file
 from bert_keras.io.folders import Folder, Layout
-from bert_keras.io.json_files import TEXT, checked_fields, integer, one_of, shortened
+from bert_keras.io.json_files import TEXT, checked_fields, integer, one_of
 from bert_keras.io.paths import did_you_mean, to_path
 from bert_keras.tasks.options import SIMILARITIES
 from bert_keras.tasks.retrieval.collection import Collection
@@ -36,7 +36,8 @@ INDEX = Layout(
 _COUNT = integer(1, 2**31 - 1)  # rows are int32 in the graph of a search
 _KINDS = {
     **dict.fromkeys(("model", "prompt", "texts"), TEXT),
-    **dict.fromkeys(("count", "dimension", "shard_texts"), _COUNT),
+    **dict.fromkeys(("count", "shard_texts"), _COUNT),
+    "dimension": integer(1, 2**20),
     "similarity": one_of(SIMILARITIES),
 }
 
@@ -161,9 +162,9 @@ def write_index(
             chunk, file = list(itertools.islice(rows, size)), shard_path(folder.path, shard)
             if file.exists():
                 _read(file, header, shard)
+                progress(size)
             else:
-                _write(file, chunk, encoder([text for _, text in chunk]))
-            progress(size)
+                _write(file, chunk, encoder([text for _, text in chunk], progress=progress))
         there = to_path(encoder.run.path)
         model = str(there.resolve() if there.exists() else encoder.run.path)
         folder.finish({"texts": count, "model": model, formats.MADE_BY: formats.made_by()})
@@ -197,9 +198,6 @@ def _write(path: pathlib.Path, rows: Sequence[tuple[str, str]], vectors: np.ndar
     import pyarrow
     import pyarrow.parquet
 
-    if not np.isfinite(vectors).all():
-        (row, *_) = np.flatnonzero(~np.isfinite(vectors).all(axis=1)).tolist()
-        raise BertKerasError(f"the vector of {shortened(rows[row][1])} is not finite; train the model again.")
     schema = _schema(vectors.shape[1])
     ids, texts = zip(*rows, strict=True)
     flat = pyarrow.array(np.ascontiguousarray(vectors).reshape(-1), pyarrow.float32())

@@ -4,7 +4,7 @@ In: a run, a .keras file or a checkpoint, and texts. Out: float32 vectors [N, D]
 """
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -89,10 +89,16 @@ class TextEncoder:
         """D."""
         return self.run.model.output_shape[-1]
 
-    def __call__(self, texts: Sequence[str]) -> np.ndarray:
-        """The vectors of one text or more. Raises BertKerasError for a vector that is not finite."""
+    def __call__(
+        self, texts: Sequence[str], *, progress: Callable[[int], None] = lambda done: None
+    ) -> np.ndarray:
+        """The vectors of one text or more. Raises BertKerasError for a vector that is not finite.
+
+        progress: called with the number of texts done since its last call
+        """
         column = np.array([(self.prompt + text).encode() for text in texts], object)
-        answers, _ = self._predict({self.run.task.text[0]: column}, batch_size=self._batch_size)
+        columns = {self.run.task.text[0]: column}
+        answers, _ = self._predict(columns, batch_size=self._batch_size, progress=progress)
         vectors = answers[VECTOR].astype(np.float32)
         return unit(vectors) if self.similarity == COSINE else vectors
 
