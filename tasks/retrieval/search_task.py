@@ -38,7 +38,7 @@ class Search(Embedding):
     def __init__(
         self, embedding: Embedding, index: Index, *, k: int, dtype: str = FLOAT32, prompt: str = ""
     ) -> None:
-        super().__init__(**{name: getattr(embedding, name) for name in embedding.kinds})
+        vars(self).update(vars(embedding))  # its settings
         self.index, self.k, self.dtype, self.prompt = index, k, dtype, prompt
         self.resources: Any = tf.Module()
         self.resources.nearest = self.nearest = Nearest(index.vectors(), k=k, dtype=dtype)
@@ -53,12 +53,16 @@ class Search(Embedding):
         """The features of the prompt and the query."""
         return super().features(preprocess, {name: self.prompt + value for name, value in raw.items()})
 
-    def decode_features(self, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
+    def decode(self, outputs: tf.Tensor, features: Features, raw: Raw) -> dict[str, tf.Tensor]:
         """Vectors [B, H] -> the k nearest texts, the nearest first.
 
         "id", "text": string [B, k]
         "score": float32 [B, k], the cosine or the dot product
         """
+        return self.decode_features(outputs)
+
+    def decode_features(self, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
+        """The outputs of `decode`."""
         if self.index.header["similarity"] == COSINE:
             outputs /= tf.maximum(tf.norm(outputs, axis=1, keepdims=True), LEAST_LENGTH)
         scores, rows = self.nearest(outputs)
