@@ -9,7 +9,8 @@ from random_checkpoints import refused
 from runs import run_command
 
 from bert_keras.tasks.retrieval import measures
-from bert_keras.tasks.retrieval.measured import read_judged
+from bert_keras.tasks.retrieval.measured import measure_clustering, measure_pairs, read_judged
+from bert_keras.tasks.retrieval.text_encoder import TextEncoder, load_text_encoder
 
 # Relevance of the found texts by rank, and of the judged texts.
 FOUND = np.array([[0, 2, 0, 1], [0, 0, 0, 0], [3, 0, 0, -1], [0, 0, 0, 0]])
@@ -113,24 +114,35 @@ def test_command_of_retrieval(folder, capfd):
     assert {*found} == {"ndcg@10", "mrr@10", "recall@1", "recall@10", "recall@100", "map@100"}
 
 
-def test_command_of_pairs(folder, capfd, tmp_path):
+def test_tables_of_pairs_and_classes(folder, tmp_path, capfd):
     texts = runs.texts(12, seed=6)
     rows = [{"a": one, "b": one if i % 2 else texts[-1 - i], "label": i % 2} for i, one in enumerate(texts)]
-    (tmp_path / "pairs.jsonl").write_text(lines(rows))
-    flags = ["--model", folder / "checkpoint", "--data", tmp_path / "pairs.jsonl", "--text-column", "a", "b"]
-    code, out, err = run_command(capfd, "measure", "pairs", *flags, "--json")
-    assert code == 0, err
-    assert json.loads(out)["average_precision"]["value"] == pytest.approx(1)
-    code, out, err = run_command(capfd, "measure", "similarity", *flags, "--label-column", "label")
-    assert code == 0 and "spearman" in out and "pearson" in out
-    flags = [*flags[:-3], "--text-column", "a"]
-    code, out, err = run_command(capfd, "measure", "clustering", *flags, "--json")
-    assert code == 0 and 0 <= json.loads(out)["v_measure"]["value"] <= 1
+    (table := tmp_path / "pairs.jsonl").write_text(lines(rows))
+    encoder = TextEncoder(load_text_encoder(folder / "checkpoint"), similarity="cosine")
+    pair = {"text": ("a", "b"), "label": "label"}
+    assert measure_pairs(encoder, table, **pair, scored=False)["average_precision"]["value"] == pytest.approx(
+        1
+    )
+    found = measure_pairs(encoder, table, **pair, scored=True)
+    assert {*found} == {"spearman", "pearson"} and found["pearson"]["low"] > 0.2
+    assert 0 <= measure_clustering(encoder, table, text="a", label="label")["v_measure"]["value"] <= 1
+    refused("no column 'c'", measure_clustering, encoder, table, text="a", label="c")
+    refused(
+        "has a value that is no number",
+        measure_pairs,
+        encoder,
+        table,
+        text=("a", "a"),
+        label="b",
+        scored=True,
+    )
+    (table := tmp_path / "scores.csv").write_text("a,b,label\nx,y,0.5\n")
+    refused("has the values 0.5; give 0 and 1, and both", measure_pairs, encoder, table, **pair, scored=False)
+    flags = ["--model", folder / "checkpoint", "--data", table, "--text-column", "a"]
     for words, message in [
         (["retrieval", *flags], "leave --text-column and --label-column out"),
         (["pairs", *flags], "pairs reads 2 text column(s), and 1 were given"),
         (["clustering", *flags, "--vectors", "int8"], "apply only to retrieval"),
-        (["clustering", *flags, "--label-column", "c"], "no column 'c'"),
     ]:
         code, _, err = run_command(capfd, "measure", *words)
         assert code == 1 and message in err, err
