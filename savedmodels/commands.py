@@ -28,7 +28,14 @@ from bert_keras.tasks.commands.flags import (
     slow_precision,
     task_settings,
 )
-from bert_keras.tasks.options import SAVED_MODEL, ExportOptions, HubOptions, InferenceOptions, ServerOptions
+from bert_keras.tasks.options import (
+    SAVED_MODEL,
+    ExportOptions,
+    HubOptions,
+    IndexOptions,
+    InferenceOptions,
+    ServerOptions,
+)
 
 # -----------------------------------------------------------------------------------------------------------
 # export and hub
@@ -44,6 +51,13 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     add_flags(form, ExportOptions, only=("embedding",))
     add_flags(parser, ExportOptions, without=("embedding",))
     add_flags(parser, InferenceOptions, only=("precision",))
+    search = parser.add_argument_group("search: a query in, the nearest texts of an index out")
+    search.add_argument(
+        "--index",
+        **PATH,
+        help="folder that index wrote; --run or --checkpoint only if the model is not where the index was made",
+    )
+    add_flags(search, IndexOptions, only=("k", "vectors", "prompt"))
     parser.add_argument(
         "--output",
         **PATH,
@@ -57,9 +71,14 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
 
 def _run_export(args: argparse.Namespace) -> None:
     options = ExportOptions(**given_settings(args, ExportOptions))
-    if bool(args.run) == bool(args.checkpoint):
+    of_search = given_settings(args, IndexOptions)
+    if of_search and not args.index:
+        raise BertKerasError(f"{flag_of(next(iter(of_search)))} applies only to a search; give --index.")
+    if bool(args.run) == bool(args.checkpoint) and (args.run or not args.index):
         raise BertKerasError(EITHER)
     check_paths(args)
+    if args.index and options.format != SAVED_MODEL:
+        raise BertKerasError(f"--index is exported as a {SAVED_MODEL}; leave --format out.")
     if options.format != SAVED_MODEL:
         _export_to_runtime(args, options)
         return
@@ -69,11 +88,28 @@ def _run_export(args: argparse.Namespace) -> None:
     from bert_keras.tasks.runs.ensemble import at_precision
 
     check_export(to_path(args.output), target=args.target)
-    run = at_precision(_run_to_export(args, options), getattr(args, "precision", None))
+    made = _search_to_export(args, options) if args.index else _run_to_export(args, options)
+    run = at_precision(made, getattr(args, "precision", None))
     slow_precision(precision_of(run.model))
     folder = export(run, args.output, target=args.target, freeze=options.freeze)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     print(f"{folder}: {size / 1e6:.0f} MB; a fresh process without this package gave the same answers")
+
+
+def _search_to_export(args: argparse.Namespace, options: ExportOptions) -> Any:
+    """The search of --index as a run. Raises BertKerasError for another model, for its options, and for k over the texts."""
+    from bert_keras.tasks.retrieval.search_task import make_search
+
+    given = [options.embedding, options.seq_length, options.l2, options.layers, *task_settings(args)]
+    if any(given) or args.task or len(args.run or ()) > 1:
+        raise BertKerasError(
+            "--index takes the model that made it as it is: give one --run, or --checkpoint, alone."
+        )
+    model = args.run[0] if args.run else args.checkpoint
+    settings = IndexOptions(**given_settings(args, IndexOptions))
+    return make_search(
+        args.index, model=model, k=settings.k, dtype=settings.vectors, prompt=settings.prompt, log=say
+    )
 
 
 def _export_to_runtime(args: argparse.Namespace, options: ExportOptions) -> None:

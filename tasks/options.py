@@ -417,6 +417,34 @@ class ExportOptions(Checked):
             )
 
 
+COSINE, SIMILARITIES = "cosine", ("cosine", "dot")
+# The prompts of a model that are used where none is named, if it has one: the names of sentence-transformers.
+QUERY, DOCUMENT = ("query",), ("document", "passage", "corpus")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IndexOptions(Checked):
+    """Options for an index of texts and for its queries."""
+
+    column: str = setting("text", help="the column of the texts in a table")
+    similarity: str | None = setting(
+        None,
+        help="compare vectors by the cosine of their angle, or by their dot product (default: that of the model, else cosine)",
+        choices=SIMILARITIES,
+    )
+    prompt: str | None = setting(
+        None,
+        help="the name of the model's prompt before each text (default: document, passage or corpus for the texts of an index, "
+        "and query for queries, where the model has one)",
+    )
+    k: int = setting(10, help="texts in an answer, the nearest first", at_least=1, at_most=MAX_OPTION)
+    vectors: str = setting(
+        "float32",
+        help="format of the vectors in memory; int8 takes a quarter of it",
+        choices=("float32", "int8"),
+    )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HubOptions(Checked):
     """Options for TensorFlow Hub's preprocessor and encoder."""

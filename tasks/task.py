@@ -123,6 +123,7 @@ class Problem(Protocol):
     example_texts: texts for an example request, by the names of `signature`, if the usual text does not fit
     score_bounds: the lowest and the highest score, where the scores of texts have a known range
     measures: the names in `Report.evaluate`
+    resources: the tf.Module with the variables that `decode` reads, besides the model's own; None for none
     """
 
     kind: str
@@ -151,6 +152,7 @@ class Problem(Protocol):
     score_bounds: tuple[float, float] | None = None
     labels_needed: str = "texts were given without labels; give y."
     measures: tuple[str, ...] = ()
+    resources: Any = None
 
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
         """Raw [B] -> Features int32 [B, S]. By default the segments are the strings of `text`."""

@@ -32,6 +32,7 @@ RUN_ELSEWHERE = {
     "docs/report.md": "test_reports_of_runs.py",
     "docs/features.md": "test_frozen_features.py",
     "docs/look_inside.md": "test_inspection.py",
+    "docs/search.md": "test_search.py",
     "docs/scale.md": "test_multiworker.py",
     "docs/text_models.md": "test_text_models.py",
     "docs/your_own_task.md": "test_your_own_task.py",
@@ -70,6 +71,9 @@ NOT_RUN_HERE = {
     "bert-keras ablate": "pre-trains; test_ablations.py",
     "bert-keras triviaqa": "downloads 2.7 GB; test_triviaqa.py",
     "bert-keras features": "test_feature_based.py",
+    "bert-keras index": "test_search.py",
+    "bert-keras search": "test_search.py",
+    "bert-keras measure": "test_retrieval_measures.py",
 }
 
 

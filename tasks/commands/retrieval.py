@@ -1,0 +1,264 @@
+"""Commands of text vectors: index, search and measure.
+
+TensorFlow is imported when a command runs; flags and help need none.
+"""
+
+import argparse
+import tempfile
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from bert_keras.cli.console import PATH, Command, progress, start, table
+from bert_keras.errors import BertKerasError
+from bert_keras.fields import add_flags, given_settings
+from bert_keras.io.json_files import as_json
+from bert_keras.io.paths import to_path
+from bert_keras.tasks.commands.early import check_paths
+from bert_keras.tasks.commands.flags import CHECKPOINT_HELP
+from bert_keras.tasks.data.tables import STANDARD_INPUT
+from bert_keras.tasks.options import DOCUMENT, QUERY, IndexOptions, InferenceOptions
+
+SHOWN = 200  # characters of a text in a table
+MODEL_HELP = f"an embedding: a run or a .keras file; or a checkpoint ({CHECKPOINT_HELP})"
+INDEX_NOTES = """texts:
+  .csv, .tsv, .jsonl, .json and .parquet have the column text (--column names another one), and ids in _id or id; without
+  ids, a row's number from 0 is its id. A folder has BEIR's corpus.jsonl, with _id, title and text. Of any other file, each
+  line that is not blank is a text, and its number is its id. Rerun the same command to resume.
+
+"""
+
+
+def _add_index(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model", **PATH, required=True, help=MODEL_HELP)
+    add("--data", **PATH, required=True, help="a file of texts, or a folder with corpus.jsonl (see below)")
+    add("--output", **PATH, required=True, help="folder for the index, new, empty or unfinished")
+    add_flags(parser, IndexOptions, only=("column", "similarity", "prompt"))
+    add_flags(parser, InferenceOptions, only=("batch_size",))
+    graph = "add a graph for searches that are not exact, in a collection that does not fit into memory (extra: search)"
+    add("--approximate", action="store_true", help=graph)
+
+
+def _run_index(args: argparse.Namespace) -> None:
+    options = IndexOptions(**given_settings(args, IndexOptions))
+    check_paths(args)
+    start()
+    from bert_keras.tasks.retrieval.collection import Collection
+    from bert_keras.tasks.retrieval.index import write_index
+
+    if args.approximate:
+        from bert_keras.tasks.retrieval.approximate import require_usearch
+
+        require_usearch()  # before the long work
+    texts = Collection(to_path(args.data), options.column)
+    encoder = _encoder(args, options, usual=DOCUMENT)
+    with progress("indexing", texts.described[0], unit="texts") as advance:
+        index = write_index(args.output, encoder, texts, progress=advance)
+    about = f"{index.header['dimension']} dimensions, {index.header['similarity']}"
+    print(f"{args.output}: vectors of {index.count:,} texts ({about})")
+    if args.approximate:
+        from bert_keras.tasks.retrieval.approximate import FILE, NEAREST, write_graph
+
+        with progress("linking neighbors", index.count, unit="texts") as advance:
+            recall = write_graph(index, progress=advance)
+        if recall is not None:
+            print(f"{args.output}/{FILE}: recall@{NEAREST} {recall:.4f} against the exact search")
+
+
+def _load(args: argparse.Namespace) -> Any:
+    """The model of --model as a run."""
+    from bert_keras.tasks.retrieval.text_encoder import load_text_encoder
+
+    return load_text_encoder(args.model)
+
+
+def _encoder(
+    args: argparse.Namespace, options: IndexOptions, *, usual: Sequence[str] = (), run: Any = None
+) -> Any:
+    """The encoder of --model. usual: the names of prompts that are used where none is given; run: the model, if it is loaded."""
+    from bert_keras.tasks.retrieval.text_encoder import TextEncoder, choose_prompt, choose_similarity
+
+    run = run or _load(args)
+    return TextEncoder(
+        run,
+        similarity=choose_similarity(run, options.similarity),
+        prompt=choose_prompt(run, usual, options.prompt),
+        batch_size=InferenceOptions(**given_settings(args, InferenceOptions)).batch_size,
+    )
+
+
+def _add_search(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("index", **PATH, help="folder that index wrote")
+    add("query", nargs="*", help="one query or several, each in quotes")
+    add("--input", **PATH, help="read the queries from a file, one a line, or - for standard input")
+    add("--model", **PATH, help="the model that made the index, where it is no longer at its place")
+    add_flags(parser, IndexOptions, only=("k", "vectors", "prompt"))
+    add(
+        "--approximate",
+        action="store_true",
+        help="search by the graph of index --approximate, read from disk",
+    )
+    add("--json", action="store_true", help="print one JSON object for each query")
+
+
+def _run_search(args: argparse.Namespace) -> None:
+    options = IndexOptions(**given_settings(args, IndexOptions))
+    if args.approximate and "vectors" in given_settings(args, IndexOptions):
+        raise BertKerasError("--approximate reads the graph's own vectors; leave --vectors out.")
+    if bool(args.query) == bool(args.input):
+        raise BertKerasError("give a query, or a file of queries as --input.")
+    check_paths(argparse.Namespace(input=args.input or STANDARD_INPUT))
+    from bert_keras.tasks.retrieval.index import open_index
+
+    index = open_index(args.index)
+    index.check_k(options.k)
+    start()
+    from bert_keras.tasks.data.tables import read_examples
+    from bert_keras.tasks.retrieval.approximate import ApproximateNearest
+    from bert_keras.tasks.retrieval.nearest import Nearest
+
+    queries = args.query or [example["text"] for example in read_examples(args.input, ("text",))]
+    args.model = args.model or index.model
+    options = IndexOptions(**{**vars(options), "similarity": index.header["similarity"]})
+    encoder = _encoder(args, options, usual=QUERY)
+    index.check_model(encoder.run)
+    if args.approximate:
+        nearest: Any = ApproximateNearest(index, k=options.k)
+    else:
+        nearest = Nearest(index.vectors(), k=options.k, dtype=options.vectors)
+    scores, rows = nearest.search(encoder(queries))
+    for query, of_query, found in zip(queries, scores.tolist(), rows.tolist(), strict=True):
+        answers = [
+            {"id": id_, "score": score, "text": text}
+            for score, (id_, text) in zip(of_query, index.texts(found), strict=True)
+        ]
+        if args.json:
+            print(as_json({"query": query, "results": answers}, ensure_ascii=False))
+        else:
+            cells = [
+                (one["score"], one["id"], textwrap.shorten(one["text"], SHOWN, placeholder=" ..."))
+                for one in answers
+            ]
+            table((index.header["similarity"], "id", "text"), cells, title=query)
+
+
+PAIR = ["sentence1", "sentence2"]
+KINDS = ("retrieval", "similarity", "pairs", "clustering")
+MEASURE_NOTES = f"""data:
+  retrieval   a folder as BEIR has them: corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv; measured are nDCG, MRR, recall and MAP
+              by trec_eval's definitions, among the nearest 100 texts without the one that has the query's id
+  similarity  a table of two texts and a score: Spearman's and Pearson's correlation
+  pairs       a table of two texts and 1 for one meaning, else 0: average precision
+  clustering  a table of a text and its class: the V-measure of k-means
+The columns are {" and ".join(PAIR)}, or text, and score or label; --text-column and --label-column name others. Low and high
+are the ends of the 95 % interval of the bootstrap over queries or pairs.
+
+"""
+
+
+def _add_measure(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("kind", choices=KINDS, help="the measures (see below)")
+    add("--model", **PATH, required=True, help=MODEL_HELP)
+    add("--data", **PATH, required=True, help="a folder or a file (see below)")
+    add("--split", default="test", help="retrieval: the file in qrels/ (default: test)")
+    add(
+        "--index",
+        **PATH,
+        help="retrieval: the index of corpus.jsonl, made where it is missing (default: a temporary one)",
+    )
+    add(
+        "--text-column",
+        nargs="+",
+        metavar="COLUMN",
+        help="the column of the text, or the two columns of a pair",
+    )
+    add("--label-column", metavar="COLUMN", help="the column of the score, the label or the class")
+    add_flags(parser, IndexOptions, only=("similarity", "vectors"))
+    add_flags(parser, InferenceOptions, only=("batch_size",))
+    add("--json", action="store_true", help="print JSON instead of a table")
+
+
+def _check_measure(args: argparse.Namespace) -> None:
+    """Raises BertKerasError for flags of another kind of data, before TensorFlow is imported."""
+    of_table, retrieval = [args.text_column, args.label_column], args.kind == "retrieval"
+    if retrieval and any(of_table):
+        raise BertKerasError("retrieval reads a folder; leave --text-column and --label-column out.")
+    if not retrieval and (args.index or "vectors" in given_settings(args, IndexOptions)):
+        raise BertKerasError(
+            f"--index and --vectors apply only to retrieval, not to {args.kind}; leave them out."
+        )
+    wanted = 1 if args.kind == "clustering" else 2
+    if args.text_column and len(args.text_column) != wanted:
+        raise BertKerasError(
+            f"{args.kind} reads {wanted} text column(s), and {len(args.text_column)} were given."
+        )
+    check_paths(args)
+
+
+def _run_measure(args: argparse.Namespace) -> None:
+    options = IndexOptions(**given_settings(args, IndexOptions))
+    _check_measure(args)
+    start()
+    from bert_keras.tasks.retrieval.measured import measure_clustering, measure_pairs
+
+    path, kind = to_path(args.data), args.kind
+    if kind == "retrieval":
+        found = _measure_retrieval(args, options)
+    elif kind == "clustering":
+        (text,) = args.text_column or ["text"]
+        found = measure_clustering(
+            _encoder(args, options), path, text=text, label=args.label_column or "label"
+        )
+    else:
+        label = args.label_column or ("score" if kind == "similarity" else "label")
+        columns: dict[str, Any] = {"text": args.text_column or PAIR, "label": label}
+        found = measure_pairs(_encoder(args, options), path, **columns, scored=kind == "similarity")
+    if args.json:
+        print(as_json(found))
+    else:
+        cells = [
+            (name, *(one.get(end, "") for end in ("value", "low", "high"))) for name, one in found.items()
+        ]
+        table(("measure", "value", "low", "high"), cells, title=f"{kind}: {args.model}, {args.data}")
+
+
+def _measure_retrieval(args: argparse.Namespace, options: IndexOptions) -> Any:
+    from bert_keras.tasks.retrieval.collection import Collection
+    from bert_keras.tasks.retrieval.index import write_index
+    from bert_keras.tasks.retrieval.measured import measure_retrieval, read_judged
+
+    folder = to_path(args.data)
+    texts, judged = Collection(folder), read_judged(folder, args.split)  # before the long work
+    run = _load(args)
+    documents, queries = (_encoder(args, options, usual=usual, run=run) for usual in (DOCUMENT, QUERY))
+    with tempfile.TemporaryDirectory() as temporary:
+        with progress("indexing", texts.described[0], unit="texts") as advance:
+            index = write_index(args.index or temporary, documents, texts, progress=advance)
+        return measure_retrieval(queries, index, judged, dtype=options.vectors)
+
+
+COMMANDS = {
+    "index": Command(
+        "write the vectors of a collection of texts, to search in",
+        "--model minilm --data corpus.jsonl --output indexes/corpus",
+        _add_index,
+        _run_index,
+        notes=INDEX_NOTES,
+    ),
+    "search": Command(
+        "print the texts of an index that are nearest to a query",
+        "indexes/corpus 'how do I reset my password'",
+        _add_search,
+        _run_search,
+    ),
+    "measure": Command(
+        "measure a model's vectors: retrieval, similarity, pairs or clusters",
+        "retrieval --model minilm --data beir/scifact",
+        _add_measure,
+        _run_measure,
+        notes=MEASURE_NOTES,
+    ),
+}

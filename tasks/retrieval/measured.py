@@ -1,0 +1,173 @@
+"""Measures a model's vectors on files: a BEIR folder, scored pairs, pairs of one meaning, or texts with classes.
+
+In: a TextEncoder and a path. Out: measures by name, each with its interval.
+
+    FOLDER/corpus.jsonl       {"_id", "title", "text"}
+    FOLDER/queries.jsonl      {"_id", "text"}
+    FOLDER/qrels/test.tsv     a header, then the id of a query, the id of a text and its relevance, separated by tabs
+
+Source of the form: Thakur et al. 2021, BEIR.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bert_keras.errors import BertKerasError, MissingFileError, first_names
+from bert_keras.io.paths import did_you_mean
+from bert_keras.tasks.data.sources import check_input, listing
+from bert_keras.tasks.data.tables import checked_text, column_names, read_table
+from bert_keras.tasks.retrieval.collection import Collection
+from bert_keras.tasks.retrieval.index import Index
+from bert_keras.tasks.retrieval.measures import (
+    clustering_measures,
+    pair_measures,
+    ranking_measures,
+    similarity_measures,
+    with_intervals,
+)
+from bert_keras.tasks.retrieval.nearest import Nearest
+from bert_keras.tasks.retrieval.text_encoder import TextEncoder
+
+QUERIES, QRELS = "queries.jsonl", "qrels"
+DEPTH = 100  # texts that are ranked for a query
+
+Measured = dict[str, dict[str, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Judged:
+    """The judged queries of a BEIR folder.
+
+    ids, texts: of the queries
+    relevance: for each query, the relevance of each judged text by its id
+    """
+
+    ids: list[str]
+    texts: list[str]
+    relevance: list[dict[str, int]]
+
+
+def read_judged(folder: pathlib.Path, split: str = "test") -> Judged:
+    """The queries with judgments in qrels/SPLIT.tsv, in the order of queries.jsonl.
+
+    Raises MissingFileError for a missing file, BertKerasError for a judgment that is no whole number, and for judged queries that
+    queries.jsonl lacks.
+    """
+    path = folder / QRELS / f"{split}.tsv"
+    if not path.is_file():
+        there = f"; {path.parent} has {listing(path.parent)}" if path.parent.is_dir() else did_you_mean(path)
+        raise MissingFileError(f"{folder} has no {QRELS}/{path.name}{there}.")
+    names = column_names(path)
+    if len(names) != 3:
+        raise BertKerasError(
+            f"{path} has the columns {', '.join(names)}; give the id of a query, the id of a text and the relevance."
+        )
+    relevance: dict[str, dict[str, int]] = {}
+    for where, _, (query, text, level) in read_table(path, names, quoting="text"):
+        try:
+            relevance.setdefault(query, {})[text] = int(level)
+        except ValueError as error:
+            raise BertKerasError(
+                f"{where}: the relevance is {level!r}; give a whole number, 0 for none."
+            ) from error
+    file = folder / QUERIES
+    check_input(file)
+    found = dict(Collection(file))
+    if missing := [query for query in relevance if query not in found]:
+        raise BertKerasError(
+            f"{file} lacks {len(missing)} of the {len(relevance)} judged queries: {first_names(missing)}."
+        )
+    ids = [query for query in found if query in relevance]
+    if not ids:
+        raise BertKerasError(f"{path} has no judgment; at least one is wanted.")
+    return Judged(ids, [found[one] for one in ids], [relevance[one] for one in ids])
+
+
+def measure_retrieval(encoder: TextEncoder, index: Index, judged: Judged, *, dtype: str) -> Measured:
+    """The measures of `ranking_measures` over the judged queries, with intervals over queries.
+
+    dtype: of the vectors, as `Nearest` takes it
+
+    A text with the id of the query is left out of its ranking, as in BEIR. Raises BertKerasError for another model than that of
+    the index, and where the index has none of the judged texts.
+    """
+    index.check_model(encoder.run)
+    ids = np.array([id_ for id_, _ in index.texts()], object)
+    if {*ids}.isdisjoint(id_ for one in judged.relevance for id_ in one):
+        raise BertKerasError(
+            f"{index.path} has none of the judged texts; give the index of this folder's corpus."
+        )
+    depth = min(DEPTH + 1, index.count)
+    _, rows = Nearest(index.vectors(), k=depth, dtype=dtype).search(encoder(judged.texts))
+    found = np.zeros((len(rows), DEPTH), int)
+    for query, (own, of_query) in enumerate(zip(judged.ids, ids[rows], strict=True)):
+        ranked = [id_ for id_ in of_query if id_ != own][:DEPTH]
+        found[query, : len(ranked)] = [judged.relevance[query].get(id_, 0) for id_ in ranked]
+    wanted = np.zeros((len(rows), max(map(len, judged.relevance))), int)
+    for query, one in enumerate(judged.relevance):
+        wanted[query, : len(one)] = [*one.values()]
+    values = ranking_measures(found, wanted)
+    return with_intervals(
+        lambda chosen: {name: float(one[chosen].mean()) for name, one in values.items()}, len(rows)
+    )
+
+
+def _columns(path: pathlib.Path, names: Sequence[str]) -> list[list[Any]]:
+    """Columns of a table by name, of one row or more."""
+    check_input(path)
+    rows = [(where, values) for where, _, values in read_table(path, names)]
+    if not rows:
+        raise BertKerasError(f"{path} has no rows; at least one is wanted.")
+    return [
+        [checked_text(values[i], where, name) if i < len(names) - 1 else values[i] for where, values in rows]
+        for i, name in enumerate(names)
+    ]
+
+
+def _numbers(path: pathlib.Path, name: str, values: Sequence[Any]) -> np.ndarray:
+    try:
+        return np.array([float(value) for value in values])
+    except (TypeError, ValueError) as error:
+        raise BertKerasError(
+            f"{path}: the column {name!r} has a value that is no number ({error})."
+        ) from error
+
+
+def measure_pairs(
+    encoder: TextEncoder, path: pathlib.Path, *, text: Sequence[str], label: str, scored: bool
+) -> Measured:
+    """Measures of a table of pairs: correlations with scores, or the average precision of labels 0 and 1.
+
+    text: the columns of the two texts; label: the column of the score or the label; scored: True for scores
+
+    Raises BertKerasError for a missing column, a label that is no number, and labels of one kind.
+    """
+    first, second, given = _columns(path, [*text, label])
+    labels = _numbers(path, label, given)
+    if not scored and {*labels.tolist()} != {0.0, 1.0}:
+        values = first_names([f"{value:g}" for value in sorted({*labels.tolist()})])
+        raise BertKerasError(f"{path}: the column {label!r} has the values {values}; give 0 and 1, and both.")
+    scores = (np.float64(encoder(first)) * encoder(second)).sum(axis=1)
+    measure = similarity_measures if scored else _pairs_or_none
+    return with_intervals(lambda rows: measure(scores[rows], labels[rows]), len(scores))
+
+
+def _pairs_or_none(scores: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """`pair_measures`; none for a sample without a pair of one meaning."""
+    return pair_measures(scores, labels) if labels.any() else {}
+
+
+def measure_clustering(encoder: TextEncoder, path: pathlib.Path, *, text: str, label: str) -> Measured:
+    """The V-measure of the texts of a table, whose classes are in the column `label`. It has no interval.
+
+    Raises BertKerasError for a missing column and for fewer than two classes.
+    """
+    texts, given = _columns(path, [text, label])
+    labels = np.array([str(value) for value in given])
+    if len({*labels.tolist()}) < 2:
+        raise BertKerasError(f"{path}: the column {label!r} has one class; give two or more.")
+    return {name: {"value": value} for name, value in clustering_measures(encoder(texts), labels).items()}

@@ -1,0 +1,108 @@
+"""The model that makes the vectors of an index and of its queries.
+
+In: a run, a .keras file or a checkpoint, and texts. Out: float32 vectors [N, D], of length 1 for the cosine.
+"""
+
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bert_keras.errors import BertKerasError
+from bert_keras.io.files import digest
+from bert_keras.io.paths import to_path
+from bert_keras.tasks.batches import predictor
+from bert_keras.tasks.options import COSINE, SIMILARITIES
+from bert_keras.tasks.problems.embedding import VECTOR, Embedding
+from bert_keras.tasks.runs.run_folder import KERAS, Run, is_run
+from bert_keras.tasks.strings.models import embedder, load
+from bert_keras.tasks.training.plan import digest_of_tensors
+from bert_keras.tasks.training.task_model import config_of, encoder_of
+
+LEAST_LENGTH = 1e-12  # a shorter vector is not scaled to length 1
+
+
+def load_text_encoder(path: str | pathlib.Path, *, task: Any = None) -> Run:
+    """A run or a .keras file of an embedding; the vectors of `embedder` for any other checkpoint, by path or name.
+
+    Raises BertKerasError for a model of another task.
+    """
+    folder = to_path(path)
+    trained = folder.suffix == KERAS or is_run(folder)
+    run = (load(path, task=task) if trained else embedder(path)).as_run(path)
+    if not isinstance(run.task, Embedding):
+        raise BertKerasError(
+            f"{path} is a model of {run.task.name}, which gives no vectors of texts; give an embedding, or a checkpoint."
+        )
+    return run
+
+
+def digest_of_model(run: Run) -> str:
+    """SHA-256 of all that decides a model's vectors: weights, vocabulary, lengths, pooling."""
+    weights = {f"{i:06d}": np.asarray(value) for i, value in enumerate(run.model.get_weights())}
+    tokenizer, preprocess = run.preprocess.tokenizer, run.preprocess
+    settings = sorted(run.task.to_json().items())
+    decides = (tokenizer.digest, tokenizer.lower_case, preprocess.seq_length, preprocess.truncation, settings)
+    config = sorted(config_of(run.model).to_dict().items())
+    return digest(
+        [digest_of_tensors(weights), repr(decides), repr(config), encoder_of(run.model).compute_dtype]
+    )
+
+
+def choose_similarity(run: Run, given: str | None = None) -> str:
+    """The similarity: the given one, the embedding's own, or else the cosine."""
+    found = given or getattr(run.task, "similarity", None) or COSINE
+    if found not in SIMILARITIES:
+        raise BertKerasError(f"the similarity is {found!r}; give one of {', '.join(SIMILARITIES)}.")
+    return found
+
+
+def choose_prompt(run: Run, usual: Sequence[str], given: str | None = None) -> str:
+    """The text of a prompt before each text: the one named, or the first of the usual ones that the model has, or none.
+
+    Raises BertKerasError for a name that the model does not have.
+    """
+    prompts: Mapping[str, str] = getattr(run.task, "prompts", None) or {}
+    if given is None:
+        return next((prompts[name] for name in usual if name in prompts), "")
+    if given not in prompts:
+        known = f"it has {', '.join(prompts)}" if prompts else "it has none; leave --prompt out"
+        raise BertKerasError(f"the model has no prompt {given!r}; {known}.")
+    return prompts[given]
+
+
+class TextEncoder:
+    """Texts -> vectors float32 [N, D].
+
+    similarity: "cosine" gives vectors of length 1
+    prompt: a text before each text
+    """
+
+    def __init__(self, run: Run, *, similarity: str, prompt: str = "", batch_size: int = 32) -> None:
+        self.run, self.similarity, self.prompt = run, similarity, prompt
+        self._batch_size = batch_size
+        self._predict = predictor(run.task, run.preprocess, run.model, fixed=True)
+
+    @property
+    def dimension(self) -> int:
+        """D."""
+        return self.run.model.output_shape[-1]
+
+    def __call__(
+        self, texts: Sequence[str], *, progress: Callable[[int], None] = lambda done: None
+    ) -> np.ndarray:
+        """The vectors of one text or more. Raises BertKerasError for a vector that is not finite.
+
+        progress: called with the number of texts done since its last call
+        """
+        column = np.array([(self.prompt + text).encode() for text in texts], object)
+        columns = {self.run.task.text[0]: column}
+        answers, _ = self._predict(columns, batch_size=self._batch_size, progress=progress)
+        vectors = answers[VECTOR].astype(np.float32)
+        return unit(vectors) if self.similarity == COSINE else vectors
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    """Vectors [N, D] scaled to length 1; those of length 0 stay."""
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), LEAST_LENGTH)
