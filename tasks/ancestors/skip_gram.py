@@ -227,6 +227,6 @@ class SkipGram(Objective):
         text, drawn = self.kept() * self.counts, self.counts.astype("float64") ** 0.75
         text, drawn = text[self.counts > 0] / text.sum(), drawn[self.counts > 0] / drawn.sum()
         ratios, place = np.unique(text / drawn, return_inverse=True)
-        drawn = np.bincount(place, drawn, minlength=len(ratios))
-        below = np.cumsum(drawn) - drawn / 2  # a tie is right in half of its cases
+        mass = np.bincount(place, drawn, minlength=len(ratios))
+        below = np.cumsum(mass) - mass / 2  # a tie is right in half of its cases
         return float(text @ below[place])
