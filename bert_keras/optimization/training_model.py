@@ -198,8 +198,8 @@ class TrainingSteps:
     def _in_two_passes(self: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any, list[Any]]:
         """`_gradients` of a BatchLoss, which compares the rows of a batch, with one micro-batch's activations at a time.
 
-        The first pass computes the outputs of all micro-batches, the loss and its gradient by the outputs. The second pass computes
-        each micro-batch again, with the draws of the first, and the gradient of the weights. Source: Gao et al. 2021.
+        The first pass computes the outputs of all micro-batches, the loss and its gradient by the outputs. The second pass
+        computes each micro-batch again, with the draws of the first, and the gradient of the weights. Source: Gao et al. 2021.
         """
         import tensorflow as tf
 
@@ -219,13 +219,10 @@ class TrainingSteps:
             size, outputs = part(start)
             return start + size, tf.concat([found, outputs], axis=0)
 
-        spec = keras.tree.map_structure(lambda one: _rows(one, 0, 1), x)
-        like = keras.backend.compute_output_spec(lambda rows: self(rows, training=True), spec)
-        shape = tf.TensorShape([None, *like.shape[1:]])
-        empty = tf.zeros([0, *(size or 0 for size in like.shape[1:])], like.dtype)
-        begin, shapes = (tf.constant(0), empty), (tf.TensorShape([]), shape)
+        first = part(tf.constant(0))  # its type is that of all
+        shapes = (tf.TensorShape([]), tf.TensorShape([None, *first[1].shape[1:]]))
         _, outputs = tf.while_loop(
-            lambda start, *_: start < count, compute, begin, shape_invariants=shapes, parallel_iterations=1
+            lambda start, *_: start < count, compute, first, shape_invariants=shapes, parallel_iterations=1
         )
         with tf.GradientTape() as tape:
             tape.watch(outputs)
