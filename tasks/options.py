@@ -11,7 +11,7 @@ from typing import Any
 
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import Checked, like, setting, wrong_setting
-from bert_keras.model.choices import LAYERS
+from bert_keras.model.choices import LAYERS, VECTOR_LOSSES
 from bert_keras.tasks.hparams import Hparams
 
 MAX_OPTION = 1_000_000  # the upper bound for options that are counts
@@ -174,6 +174,43 @@ class FillMaskOptions(Checked):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbeddingOptions(Checked):
+    """Options for learning vectors of texts. None of a temperature or a margin takes that of the loss."""
+
+    loss: str | None = setting(
+        None,
+        help="embedding: what the vectors learn (default: multiple_negatives_ranking of pairs, cosent of pairs with scores, "
+        "batch_hard_triplet of texts with classes)",
+        choices=tuple(VECTOR_LOSSES),
+    )
+    temperature: float | None = setting(
+        None, help="embedding: divide cosines by this in the loss (default: 0.05)", over=0
+    )
+    margin: float | None = setting(
+        None,
+        help="embedding: how much farther a negative is to be than a positive, in the triplet losses (default: 5)",
+        over=0,
+    )
+    negative_column: tuple[str, ...] | None = setting(
+        None,
+        help="embedding: the columns of negatives beside the pair of --text-column (default: those that begin with negative)",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("temperature", "margin"):
+            if getattr(self, name) is not None and (
+                self.loss is None or getattr(VECTOR_LOSSES[self.loss], name) is None
+            ):
+                having = ", ".join(
+                    one for one, row in VECTOR_LOSSES.items() if getattr(row, name) is not None
+                )
+                raise BertKerasError(
+                    f"{name} is {getattr(self, name)}; give it with a loss that has one: {having}."
+                )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TranslationOptions(Checked):
     """Options for translating (defaults: Vaswani et al. 2017, sec. 6.1). A beam of 1 and a length penalty of 0 are greedy."""
 
@@ -234,7 +271,7 @@ PRETRAINED_TASKS = ("fill-mask", *SENTENCE_PAIR_LABELS)
 # The names that --task takes, besides MODULE:CLASS, in the order of an error.
 TASK_NAMES = (
     *("cola sst2 mrpc qqp stsb mnli qnli rte wnli ax custom squad1.1 squad2.0 swag codah conll2003".split()),
-    *(*PRETRAINED_TASKS, "replaced-tokens"),
+    *(*PRETRAINED_TASKS, "replaced-tokens", "embedding"),
 )
 
 
@@ -257,6 +294,7 @@ TASK_OPTIONS = (
     TaggingOptions,
     ChoiceOptions,
     FillMaskOptions,
+    EmbeddingOptions,
 )
 
 # The hyperparameters of a task's paper that differ from the defaults of Hparams, by task.

@@ -109,6 +109,8 @@ class Problem(Protocol):
     windowed: True if examples are cut into windows
     joins_windows: True if the loss reads the windows of an example together: a row of a labelled batch is an example with all its
         windows, [B, K, ...], and a label of -1 is none. Everywhere else, a row is a window
+    joins_texts: True if an example has several texts, [B, T], and `features` gives each a row, [B * T, S]: the features of a
+        labelled batch are then [B, T, S], and so are the model's outputs
     trains: False if there is nothing to learn, only to predict
     pretrained_head: True if pre-training trains the head too; fine-tuning then starts from the checkpoint's head
     head: the name of its head in a checkpoint
@@ -138,6 +140,7 @@ class Problem(Protocol):
     model_features: tuple[str, ...] = ()
     windowed: bool = False
     joins_windows: bool = False
+    joins_texts: bool = False
     trains: bool = True
     pretrained_head: bool = False
     head: str = ""
@@ -165,6 +168,13 @@ class Problem(Protocol):
         Weight 0 leaves an example out of the training alone: `evaluate` and an export get every example.
         """
         ...
+
+    def arranger(self, batch_size: int) -> Callable[[Raw], tf.Tensor] | None:
+        """A function of raw examples [P], which are cut into batches in their order -> another order, int64 [P]. By default none.
+
+        Raises BertKerasError for batches of a size that the loss cannot learn from.
+        """
+        return None
 
     def check_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Raises BertKerasError for a checkpoint whose weights the problem cannot start from. By default takes any."""
@@ -199,6 +209,13 @@ class Problem(Protocol):
     def targets(self, y: Any, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The columns of labels in raw examples for labels in Python. columns: the result of `given`. By default refused."""
         raise BertKerasError(f"{self.name} does not learn from labels; it predicts only.")
+
+    def labelled(self, x: Any, y: Any) -> dict[str, np.ndarray]:
+        """The columns of raw examples [N] for texts and labels in Python. By default those of `given` and of `targets`."""
+        if y is None:
+            raise BertKerasError(self.labels_needed)
+        columns = self.given(x)
+        return {**columns, **self.targets(y, columns)}
 
     def check_targets(self, preprocess: Preprocessor, columns: Mapping[str, np.ndarray]) -> None:
         """Raises BertKerasError, with the row, for a label that this vocabulary or length cannot express. By default none.

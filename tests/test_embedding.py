@@ -81,10 +81,11 @@ def test_words_have_the_vector_of_their_first_token(checkpoint):
     assert len(expected) == sum(len(text.split()) for text in TEXTS)
 
 
-def test_training_is_refused():
+def test_training_without_files_is_refused():
     task = Embedding(pooling="max", l2=True)
     assert Embedding.from_json(task.to_json()).to_json() == task.to_json()
-    refused("embedding has no examples", task.examples, "train")
+    refused("embedding is read from files", task.examples, "train")
+    refused("word-embedding has no examples", WordEmbedding().examples, "train")
 
 
 def test_bad_settings(checkpoint):

@@ -38,7 +38,7 @@ OTHER_LABELS = ("pair", "score", "several", "paths")
 
 
 # The same loop with other heads.
-OTHER_HEADS = ("masks", "choice", "tags", "electra", "answers")
+OTHER_HEADS = ("masks", "embedding", "choice", "tags", "electra", "answers")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,11 @@ def test_a_finished_run_measures_answers_and_serves(name, finished, tmp_path):
         measures = {f"val_{key}": value for key, value in run.task.evaluate(expected, raw)}
         assert measures == pytest.approx(runs.results(made.run)["measures"], rel=1e-5)
         asked = next(iter(examples.batch(ROWS)))
-    if name in PRETRAINED or name in ("tags", "paths"):  # which train on words, and are served from texts
+    if name in PRETRAINED or name in (
+        "tags",
+        "paths",
+        "embedding",
+    ):  # which are served from texts of another form
         asked = TEXTS
         expected, _ = predict(run.task, run.preprocess, run.model, tf.data.Dataset.from_tensor_slices(asked))
     folder = export(run, tmp_path / "served")

@@ -38,6 +38,12 @@ def counted_weights() -> Iterator[list[Any]]:
         _COUNTED.reset(token)
 
 
+def count_weight(weight_sum: Any) -> None:
+    """Lists a sum of this replica's weights, inside of `counted_weights`."""
+    if (found := _COUNTED.get()) is not None:
+        found.append(weight_sum)
+
+
 @contextlib.contextmanager
 def micro_batches(terms: Iterable[tuple["GlobalMean", Any, Any]]) -> Iterator[None]:
     """Within it, a GlobalMean of a micro-batch returns the micro-batch's part of the mean over the global batch.
@@ -91,8 +97,7 @@ class GlobalMean(keras.losses.Loss):
             return ops.divide_no_nan(ops.sum(losses * weights), whole[id(self)])
         weights = weights if mask is None else ops.where(mask, weights, 0.0)
         loss_sum, weight_sum = ops.sum(losses * weights), ops.sum(weights)
-        if (found := _COUNTED.get()) is not None:
-            found.append(weight_sum)
+        count_weight(weight_sum)
         context = replica_context()
         if context is None:
             return ops.divide_no_nan(loss_sum, weight_sum)

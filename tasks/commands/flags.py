@@ -25,6 +25,7 @@ from bert_keras.tasks.options import (
     TASK_DEFAULTS,
     TASK_NAMES,
     TASK_OPTIONS,
+    EmbeddingOptions,
     SquadOptions,
     TrainedOptions,
 )
@@ -120,7 +121,7 @@ def add_task(parser: argparse.ArgumentParser, *, holds_out: bool = True) -> None
         "--task",
         required=True,
         help="a GLUE task (cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli), custom, squad1.1, squad2.0, swag, codah, "
-        "conll2003, fill-mask, next-sentence or sentence-order; or MODULE:CLASS, a task of your own",
+        "conll2003, fill-mask, next-sentence, sentence-order or embedding; or MODULE:CLASS, a task of your own",
     )
     complete_with(task, TASK_NAMES)
     add("--data", **PATH, help=DATA_HELP)
@@ -189,7 +190,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     add("--run", **PATH, **SEVERAL, help=RUNS_HELP)
     add("--checkpoint", **PATH, help="a checkpoint with a head instead of --run, by path or name")
     group = parser.add_argument_group(OF_CHECKPOINT)
-    add_task_options(group, without=("pooling", "measure"))
+    add_task_options(group, without=("pooling", "measure", *names_of(EmbeddingOptions)))
 
 
 OF_CHECKPOINT = "options of a checkpoint's task, with --checkpoint"

@@ -1,7 +1,6 @@
-"""Tasks that export an encoder without training: vectors of texts and of words.
+"""Vectors of texts, which learn from pairs, scores or classes, and vectors of words, which an encoder gives without training.
 
-In: {"text": string [B]}. Out: one vector for each text, or one for each word with its offsets. There are no examples, labels or
-measures.
+In: {"text": string [B]}. Out: one vector for each text, or one for each word with its offsets.
 """
 
 from collections.abc import Callable
@@ -21,12 +20,10 @@ from bert_keras.model.encoder import BertEncoder, encoder_inputs, gather_positio
 from bert_keras.model.heads import mean_of_tokens
 from bert_keras.tasks.data.sources import Source
 from bert_keras.tasks.options import FeatureOptions, WindowOptions
+from bert_keras.tasks.problems.embedding_training import TRAINING_KINDS, VECTOR, VectorTraining
 from bert_keras.tasks.task import Features, Raw, Task
 from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.words import TEXT, find_words, take_text
-
-VECTOR = "embedding"
-
 
 # States [B, S, H], mask float [B, S, 1] and the pooled position int32 [B, 1] -> [B, H]. Special tokens count like other tokens.
 POOLINGS: dict[str, Callable[[Any, Any, Any], Any]] = {
@@ -70,48 +67,37 @@ def _states(encoder: BertEncoder, inputs: dict[str, keras.KerasTensor], layers: 
     return ops.cast(states, "float32")
 
 
-class _Vectors(Task):
-    """The common part of both tasks: text in, no training and no measures."""
-
-    outputs = (EMBEDDING_OUTPUT, ENCODER_OUTPUTS)
-    measure = ""
-    trains = False
-    validation_splits = ()
-
-    @classmethod
-    def open(cls, name: str, source: Source | None = None, **options: Any) -> Self:
-        return cls(**options)
-
-    def _nothing(self, *args: Any, **kwargs: Any) -> Any:
-        raise BertKerasError(
-            f"{self.name} has no examples; it predicts and exports an encoder without training."
-        )
-
-    examples = labels = loss = evaluate = _nothing
-
-
-class Embedding(_Vectors):
+class Embedding(VectorTraining):
     """One vector for each text.
 
     pooling: a key of POOLINGS
     l2: True scales vectors to length 1
     layers: a row of the paper's Table 7, or numbers of layers, as in `places_of`
+    source, training: of VectorTraining
 
-    Raises BertKerasError for an unknown pooling or layer.
+    Raises BertKerasError for an unknown pooling, layer or loss.
     """
 
     kind = "embedding"
     names = (kind,)
     name = kind
-    kinds = {"pooling": one_of(POOLINGS), "l2": FLAG, "layers": STRING}
+    outputs = (EMBEDDING_OUTPUT, ENCODER_OUTPUTS)
+    kinds = {"pooling": one_of(POOLINGS), "l2": FLAG, "layers": STRING, **TRAINING_KINDS}
 
     def __init__(
-        self, *, pooling: str = "mean", l2: bool = False, layers: str = FeatureOptions.layers
+        self,
+        *,
+        pooling: str = "mean",
+        l2: bool = False,
+        layers: str = FeatureOptions.layers,
+        source: Source | None = None,
+        **training: Any,
     ) -> None:
         if pooling not in POOLINGS:
             raise BertKerasError(f"pooling is {pooling!r}; give one of {', '.join(POOLINGS)}.")
         check_layers(layers)
         self.pooling, self.l2, self.layers = pooling, l2, layers
+        self._learn_from(source, training)
 
     def model(self, encoder: BertEncoder) -> keras.Model:
         """Features -> vectors float32 [B, H]. Raises BertKerasError where the encoder has too few layers."""
@@ -125,7 +111,7 @@ class Embedding(_Vectors):
         return {VECTOR: outputs}
 
 
-class WordEmbedding(_Vectors):
+class WordEmbedding(Task):
     """One vector for each word: the vector of its first token, in the window that shows it with the most context.
 
     layers: a row of the paper's Table 7, or numbers of layers, as in `places_of`
@@ -135,6 +121,10 @@ class WordEmbedding(_Vectors):
     kind = "word-embedding"
     names = (kind,)
     name = kind
+    outputs = (EMBEDDING_OUTPUT, ENCODER_OUTPUTS)
+    measure = ""
+    trains = False
+    validation_splits = ()
     windowed = True
     lists = {"word": "word_start_byte"}
     kinds = {"layers": STRING, **field_types(WindowOptions)}
@@ -144,6 +134,17 @@ class WordEmbedding(_Vectors):
     ) -> None:
         check_layers(layers)
         self.layers, self.doc_stride = layers, doc_stride
+
+    @classmethod
+    def open(cls, name: str, source: Source | None = None, **options: Any) -> Self:
+        return cls(**options)
+
+    def _nothing(self, *args: Any, **kwargs: Any) -> Any:
+        raise BertKerasError(
+            f"{self.name} has no examples; it predicts and exports an encoder without training."
+        )
+
+    examples = labels = loss = evaluate = _nothing
 
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
         """Windows of the text: raw [B] -> [W, S]."""

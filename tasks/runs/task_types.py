@@ -13,6 +13,7 @@ from bert_keras.io.own_code import is_own, load_own, name_of
 from bert_keras.tasks.data.sources import Source
 from bert_keras.tasks.options import check_task_name
 from bert_keras.tasks.problems.classification import TextClassification
+from bert_keras.tasks.problems.embedding import Embedding
 from bert_keras.tasks.problems.fill_mask import FillMask
 from bert_keras.tasks.problems.multiple_choice import MultipleChoice
 from bert_keras.tasks.problems.next_sentence import NextSentence
@@ -32,6 +33,7 @@ TASKS: dict[str, type[Task]] = {
         FillMask,
         NextSentence,
         ReplacedTokens,
+        Embedding,
     )
 }
 

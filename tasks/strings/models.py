@@ -290,15 +290,25 @@ def embedder(
     layers: str = FeatureOptions.layers,
     seq_length: int | None = None,
     dtype: Any = None,
+    loss: str | None = None,
+    temperature: float | None = None,
+    margin: float | None = None,
 ) -> TextModel:
-    """One vector for each text; nothing to train.
+    """One vector for each text.
 
     pooling: "mean", "cls" or "max" over the tokens; None takes that of a sentence-transformers folder, else the mean
     l2: True scales vectors to length 1; None takes a sentence-transformers folder's choice, else False
     seq_length: as in `classifier`; None takes the length of a sentence-transformers folder, if the encoder has as many positions
     layers: a row of the paper's Table 7: "last", "second_to_last", "embeddings", "concat_last_four", or, for the
         mean, "weighted_sum_last_four" or "weighted_sum_all"
+    loss: a row of VECTOR_LOSSES (bert_keras/model/choices.py); None takes the default for the form of the data
+    temperature, margin: of the loss; None takes its own
 
+    `fit` takes queries and their positives, fit(queries, positives); fit({"query": ..., "positive": ..., "negative": ...}) with
+    any number of columns that begin with "negative"; fit((a, b), scores); or fit(texts, classes), where classes are whole
+    numbers, or names with a loss of classes. A text is compared with those of its batch, in which no two are equal.
+    `evaluate` gives the Spearman and Pearson correlation of scores and cosines; for pairs, "mrr" and "accuracy" of each positive
+    among all texts that were given; for classes, "accuracy" of the nearest text.
     Predictions: "embedding" float32 [N, H].
     """
     if isinstance(checkpoint, checkpoints.Checkpoint):
@@ -311,7 +321,8 @@ def embedder(
         l2 = settings.l2 if l2 is None else l2
         if seq_length is None and source.vocabulary.max_length:
             seq_length = min(source.vocabulary.max_length, source.config.max_length)
-    problem = Embedding(pooling=pooling or "mean", l2=bool(l2), layers=layers)
+    training: Any = {"loss": loss, "temperature": temperature, "margin": margin}
+    problem = Embedding(pooling=pooling or "mean", l2=bool(l2), layers=layers, **training)
     return _build(problem, source, seq_length, dtype)
 
 
