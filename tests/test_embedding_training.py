@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from random_checkpoints import refused
+from random_checkpoints import refused, saves_with_keras
 from runs import command as run_command
 from runs import texts, write_checkpoint
 from small_tasks import write_columns
@@ -58,6 +58,8 @@ def test_fit_learns_from_each_form(form, measures, checkpoint):
     assert model.evaluate(x, y, verbose=0, return_dict=True)["loss"] < before["loss"]
 
 
+@pytest.mark.long
+@saves_with_keras
 def test_a_trained_model_is_saved_loaded_and_exported(checkpoint, tmp_path):
     keras.utils.set_random_seed(1)
     model = bk.embedder(checkpoint, pooling="max", l2=True, loss="symmetric_ranking", temperature=0.1)
