@@ -38,13 +38,13 @@ OTHER_LABELS = ("pair", "score", "several", "paths")
 
 
 # The same loop with other heads.
-OTHER_HEADS = ("masks", "embedding", "choice", "tags", "electra", "answers")
+OTHER_HEADS = ("masks", "embedding", "choice", "tags", "electra", "answers", "vectors")
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow) if name in (*OTHER_HEADS, "vectors") else name
+        pytest.param(name, marks=pytest.mark.slow) if name in OTHER_HEADS else name
         for name in CASES
         if name not in OTHER_LABELS
     ],

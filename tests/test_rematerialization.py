@@ -81,11 +81,7 @@ def trained(*, rematerialize, micro_batch=None, jit_compile=False):
 
 @pytest.mark.parametrize(
     "how",
-    [
-        {"micro_batch": 3},
-        pytest.param({"jit_compile": True}, marks=pytest.mark.slow),
-        pytest.param({"jit_compile": True, "micro_batch": 2}, marks=pytest.mark.slow),
-    ],
+    [{"micro_batch": 3}, {"jit_compile": True}, {"jit_compile": True, "micro_batch": 2}],
     ids=["micro-batches", "XLA", "micro-batches under XLA"],
 )
 @pytest.mark.slow

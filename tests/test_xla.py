@@ -79,8 +79,7 @@ def batch_of(model, x, y):
 @pytest.mark.filterwarnings("ignore:the checkpoint has no masked_lm head")
 @pytest.mark.parametrize(
     "task",
-    # XLA takes long to compile the others, which have the same layers.
-    [pytest.param(one, marks=() if one == "class, BiLSTM" else pytest.mark.slow) for one in TASKS],
+    TASKS,  # XLA takes long to compile each
 )
 @pytest.mark.slow
 def test_a_step_of_a_task(task, checkpoint):

@@ -189,8 +189,8 @@ def majority_baselines(
 ) -> dict[str, float]:
     """The measures of answers that read no text, for every objective that has them.
 
-    The accuracy of predicting the most frequent label for all; and where an objective measures perplexity, that of the tokens'
-    frequencies in the training text, each counted once more.
+    The accuracy of `Objective.baseline`, by default that of the most frequent label for all; and where an objective measures
+    perplexity, that of the tokens' frequencies in the training text, each counted once more.
 
     batches: held-out; unigrams: the number of each token in a sample of the training text, int [V]
     """
