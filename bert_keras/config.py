@@ -303,7 +303,8 @@ class BertConfig(Checked):
                 f"no model of model_type {model_type} computes this configuration; {', '.join(able)} can."
             )
         fields = self._to_form(HUGGING_FACE[model_type])
-        return {"model_type": model_type, **fields, "position_embedding_type": "absolute"}
+        # GPT's classifier of transformers refuses batches without a padding id; that of other models is 0 unless they say it.
+        return {"model_type": model_type, "pad_token_id": 0, **fields, "position_embedding_type": "absolute"}
 
     def model_types(self) -> tuple[str, ...]:
         """The MODEL_TYPES that can hold this configuration and compute the same numbers."""
