@@ -80,9 +80,10 @@ def ours(checkpoint: pathlib.Path, material: Material, seed: int | None, *, fres
     import keras
 
     import bert_keras as bk
+    from bert_keras import checkpoints
 
     keras.utils.set_random_seed(seed or 0)
-    source = bk.checkpoints.read(checkpoint)
+    source = checkpoints.read(checkpoint)
     settings: dict[str, Any] = {"pooling": "mean", "l2": True, "seq_length": LENGTH}
     settings |= {"loss": "multiple_negatives_ranking", "temperature": TEMPERATURE}
     model = bk.embedder(dataclasses.replace(source, tensors={}) if fresh else source, **settings)
