@@ -1,6 +1,7 @@
 """The training of text vectors: forms of data, batches, the loop, files, measures and errors."""
 
 import json
+import shutil
 
 import keras
 import numpy as np
@@ -140,12 +141,22 @@ def test_a_command_trains_from_files(checkpoint, tmp_path):
     )
     flags = ["--text-column", "question", "paragraph", "--negative-column", "bad", "--epochs", "1"]
     flags += ["--loss", "symmetric_ranking", "--temperature", "0.1", "--batch-size", "4", "--quiet"]
-    flags += ["--seq-length", "24"]
+    flags += ["--seq-length", "24", "--pooling", "max", "--l2", "--layers", "weighted_sum_all"]
     start = ["finetune", "--task", "embedding", "--checkpoint", checkpoint]
     given = [*start, "--data", str(train), *flags, "--output", str(tmp_path / "run"), "--dev-fraction", "0.3"]
     assert run_command(given) == 0
     measures = json.loads((tmp_path / "run" / "results.json").read_text())["measures"]
     assert {*measures} == {"val_mrr", "val_accuracy"}
+    made = bk.load(tmp_path / "run").problem
+    assert (made.pooling, made.l2, made.layers) == ("max", True, "weighted_sum_all")
+    # A folder of sentence-transformers says how its vectors are made.
+    folder = shutil.copytree(checkpoint, tmp_path / "folder")
+    types = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    modules = [{"path": path, "type": f"sentence_transformers.models.{name}"} for path, name in types.items()]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "cls"}))
+    start = ["finetune", "--task", "embedding", "--checkpoint", str(folder)]
     given = [
         *start,
         "--data",
@@ -162,7 +173,8 @@ def test_a_command_trains_from_files(checkpoint, tmp_path):
     assert run_command([*given, "--output", str(tmp_path / "scored")]) == 0
     measures = json.loads((tmp_path / "scored" / "results.json").read_text())["measures"]
     assert {*measures} == {"val_spearman", "val_pearson"}
-    assert bk.load(tmp_path / "scored").problem.loss_name == "cosent"
+    made = bk.load(tmp_path / "scored").problem
+    assert (made.loss_name, made.pooling, made.l2) == ("cosent", "cls", True)
 
 
 def test_the_form_of_the_dev_split_decides_the_measure(tmp_path):

@@ -34,7 +34,7 @@ def _add_index(parser: argparse.ArgumentParser) -> None:
     add("--model", **PATH, required=True, help=MODEL_HELP)
     add("--data", **PATH, required=True, help="a file of texts, or a folder with corpus.jsonl (see below)")
     add("--output", **PATH, required=True, help="folder for the index, new, empty or unfinished")
-    add_flags(parser, IndexOptions, only=("column", "similarity", "prompt"))
+    add_flags(parser, IndexOptions, only=("column", "similarity", "prompt", "dimension"))
     add_flags(parser, InferenceOptions, only=("batch_size",))
     graph = "add a graph for searches that are not exact, in a collection that does not fit into memory (extra: search)"
     add("--approximate", action="store_true", help=graph)
@@ -70,7 +70,7 @@ def _load(args: argparse.Namespace) -> Any:
     """The model of --model as a run."""
     from bert_keras.tasks.retrieval.text_encoder import load_text_encoder
 
-    return load_text_encoder(args.model)
+    return load_text_encoder(args.model, dimension=getattr(args, "dimension", None))
 
 
 def _encoder(
@@ -120,7 +120,7 @@ def _run_search(args: argparse.Namespace) -> None:
     from bert_keras.tasks.retrieval.nearest import Nearest
 
     queries = args.query or [example["text"] for example in read_examples(args.input, ("text",))]
-    args.model = args.model or index.model
+    args.model, args.dimension = args.model or index.model, index.header["dimension"]
     options = IndexOptions(**{**vars(options), "similarity": index.header["similarity"]})
     encoder = _encoder(args, options, usual=QUERY)
     index.check_model(encoder.run)
@@ -176,7 +176,7 @@ def _add_measure(parser: argparse.ArgumentParser) -> None:
         help="the column of the text, or the two columns of a pair",
     )
     add("--label-column", metavar="COLUMN", help="the column of the score, the label or the class")
-    add_flags(parser, IndexOptions, only=("similarity", "vectors"))
+    add_flags(parser, IndexOptions, only=("similarity", "vectors", "dimension"))
     add_flags(parser, InferenceOptions, only=("batch_size",))
     add("--json", action="store_true", help="print JSON instead of a table")
 
