@@ -513,6 +513,24 @@ class IndexOptions(Checked):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class MiningOptions(Checked):
+    """Options for hard negatives from an index."""
+
+    negatives: int = setting(1, help="negatives for each pair", at_least=1, at_most=100)
+    skip: int = setting(0, help="leave out this many of the nearest texts", at_least=0, at_most=MAX_OPTION)
+    depth: int = setting(100, help="look at this many of the nearest texts", at_least=1, at_most=MAX_OPTION)
+    margin: float = setting(
+        0.05,
+        help="leave out a text whose score with the query is over the positive's less this fraction",
+        at_least=0,
+        below=1,
+    )
+    duplicate: float = setting(
+        0.95, help="leave out a text whose cosine with a positive is this or more", over=0, at_most=1
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class HubOptions(Checked):
     """Options for TensorFlow Hub's preprocessor and encoder."""
 
