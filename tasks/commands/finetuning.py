@@ -127,8 +127,9 @@ def _run_finetune(args: argparse.Namespace) -> None:
     from bert_keras.tasks.runs.run_folder import DEGENERATE
     from bert_keras.tasks.training.loop import LOGS
 
-    source: Any = checkpoints.resolve(args.checkpoint)
-    sentence = read_sentence_settings(source.path) if args.task == "embedding" else None
+    source, sentence = args.checkpoint, None
+    if args.task == "embedding":
+        sentence = read_sentence_settings(checkpoints.resolve(source).path)
     if sentence is not None:  # a folder of sentence-transformers: its vectors, unless flags say otherwise
         source = sentence.model
         args.pooling, args.l2 = getattr(args, "pooling", sentence.pooling), "l2" in args or sentence.l2
