@@ -257,7 +257,7 @@ def test_the_list_of_commands_and_the_readme_run(reader, capfd):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")  # Keras' own
-@pytest.mark.parametrize("document", ["docs/recipes.md", "docs/keras.md"])
+@pytest.mark.parametrize("document", ["docs/recipes.md", "docs/keras.md", "docs/embeddings.md"])
 def test_python_runs(document, reader, capfd):
     run_python(document)
 
