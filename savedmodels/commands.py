@@ -5,6 +5,7 @@ TensorFlow is imported when a command runs; flags and help need none.
 
 import argparse
 import contextlib
+import dataclasses
 import pathlib
 import shlex
 import signal
@@ -25,6 +26,7 @@ from bert_keras.tasks.commands.flags import (
     add_model,
     add_own_settings,
     add_pretrained_task,
+    adjusted,
     slow_precision,
     task_settings,
 )
@@ -35,6 +37,7 @@ from bert_keras.tasks.options import (
     IndexOptions,
     InferenceOptions,
     ServerOptions,
+    TrainedOptions,
 )
 
 # -----------------------------------------------------------------------------------------------------------
@@ -51,6 +54,7 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     add_flags(form, ExportOptions, only=("embedding",))
     add_flags(parser, ExportOptions, without=("embedding",))
     add_flags(parser, InferenceOptions, only=("precision",))
+    add_flags(parser, TrainedOptions, only=("dimension",))
     search = parser.add_argument_group("search: a query in, the nearest texts of an index out")
     search.add_argument(
         "--index",
@@ -89,6 +93,7 @@ def _run_export(args: argparse.Namespace) -> None:
 
     check_export(to_path(args.output), target=args.target)
     made = _search_to_export(args, options) if args.index else _run_to_export(args, options)
+    made = dataclasses.replace(made, task=adjusted(made.task, args))
     run = at_precision(made, getattr(args, "precision", None))
     slow_precision(precision_of(run.model))
     folder = export(run, args.output, target=args.target, freeze=options.freeze)
@@ -101,6 +106,7 @@ def _search_to_export(args: argparse.Namespace, options: ExportOptions) -> Any:
     from bert_keras.tasks.retrieval.search_task import make_search
 
     given = [options.embedding, options.seq_length, options.l2, options.layers, *task_settings(args)]
+    given.append("dimension" in args)
     if any(given) or args.task or len(args.run or ()) > 1:
         raise BertKerasError(
             "--index takes the model that made it as it is: give one --run, or --checkpoint, alone."
@@ -124,6 +130,10 @@ def _export_to_runtime(args: argparse.Namespace, options: ExportOptions) -> None
     precision = getattr(args, "precision", None) or "float32"
     how: dict[str, Any] = {"quantize": options.quantize, "precision": precision}
     check_runtime(to_path(args.output), options.format, **how)
+    if "dimension" in args:
+        raise BertKerasError(
+            f"--dimension applies only to a {SAVED_MODEL}; leave it out: {options.format} gives all numbers."
+        )
     run = _run_to_export(args, options, check=check_task)
     if precision not in RUNTIMES[options.format].convert:  # else it is the format of the weights alone
         slow_precision(precision)

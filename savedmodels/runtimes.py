@@ -165,6 +165,8 @@ def check_task(task: Problem) -> None:
         reason = "cuts texts into windows and puts the answers together from the text"
     elif not isinstance(task, (TextClassification, Embedding)):
         reason = "finds its answers in the text"
+    elif getattr(task, "dimension", None) is not None:
+        reason = "gives some numbers of its vectors"
     else:
         return
     raise BertKerasError(

@@ -11,7 +11,7 @@ from typing import Any
 
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import Checked, like, setting, wrong_setting
-from bert_keras.model.choices import LAYERS, VECTOR_LOSSES
+from bert_keras.model.choices import LAYERS, POOLINGS, VECTOR_LOSSES
 from bert_keras.tasks.hparams import Hparams
 
 MAX_OPTION = 1_000_000  # the upper bound for options that are counts
@@ -90,7 +90,8 @@ class ClassifierOptions(Checked):
 
     pooling: str = setting(
         "pooled",
-        help="input of the classifier: the pooled output, or concat with maximum and mean too",
+        help="input of the classifier: the pooled output, or concat with maximum and mean too; embedding: the vector of the "
+        "tokens of a text",
         choices=("pooled", "concat"),
     )
     doc_stride: int | None = like(
@@ -174,13 +175,28 @@ class FillMaskOptions(Checked):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class VectorOptions(Checked):
+    """Options for the vectors of texts."""
+
+    pooling: str = setting(
+        POOLINGS[0], help="embedding: pool the tokens of a text into one vector", choices=POOLINGS
+    )
+    l2: bool = setting(False, help="embedding: scale the vectors of texts to length 1")
+    layers: str = setting(
+        "last",
+        help="embedding: layers to combine into a vector; sums have equal weights",
+        choices=tuple(LAYERS),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbeddingOptions(Checked):
     """Options for learning vectors of texts. None of a temperature or a margin takes that of the loss."""
 
     loss: str | None = setting(
         None,
         help="embedding: what the vectors learn (default: multiple_negatives_ranking of pairs, cosent of pairs with scores, "
-        "batch_hard_triplet of texts with classes)",
+        "batch_hard_triplet of texts with classes, mean_squared_error of texts with a teacher's vectors)",
         choices=tuple(VECTOR_LOSSES),
     )
     temperature: float | None = setting(
@@ -190,6 +206,16 @@ class EmbeddingOptions(Checked):
         None,
         help="embedding: how much farther a negative is to be than a positive, in the triplet losses (default: 5)",
         over=0,
+    )
+    matryoshka: tuple[int, ...] | None = setting(
+        None,
+        help="embedding: sum the losses of the first numbers of each vector, as many as each of these, so that fewer do too",
+        at_least=1,
+    )
+    dimension: int | None = setting(
+        None,
+        help="embedding: give the first numbers of each vector, as many as this (default: all)",
+        at_least=1,
     )
     negative_column: tuple[str, ...] | None = setting(
         None,
@@ -294,6 +320,7 @@ TASK_OPTIONS = (
     TaggingOptions,
     ChoiceOptions,
     FillMaskOptions,
+    VectorOptions,
     EmbeddingOptions,
 )
 
@@ -400,6 +427,7 @@ class TrainedOptions(Checked):
         None,
         help="SQuAD 2.0: answer where the best span scores this much more than no answer (default: chosen on dev by finetune)",
     )
+    dimension: int | None = like(EmbeddingOptions, "dimension")
     logits: bool = setting(
         False, help="give logits too: of the classes of a text, or of the n best answers and of no answer"
     )
@@ -412,11 +440,11 @@ class ExportOptions(Checked):
     embedding: str | None = setting(
         None,
         help="with --checkpoint: pool the tokens of a text into one vector, or give one vector for each word",
-        choices=("mean", "cls", "max", "word"),
+        choices=(*POOLINGS, "word"),
     )
-    l2: bool = setting(False, help="scale the vectors of texts to length 1")
+    l2: bool = like(VectorOptions, "l2")
     layers: str | None = like(
-        FeatureOptions,
+        VectorOptions,
         "layers",
         default=None,
         help="layers to combine into a vector; sums have equal weights (default: last)",
@@ -475,11 +503,30 @@ class IndexOptions(Checked):
         help="the name of the model's prompt before each text (default: document, passage or corpus for the texts of an index, "
         "and query for queries, where the model has one)",
     )
+    dimension: int | None = like(EmbeddingOptions, "dimension")
     k: int = setting(10, help="texts in an answer, the nearest first", at_least=1, at_most=MAX_OPTION)
     vectors: str = setting(
         "float32",
         help="format of the vectors in memory; int8 takes a quarter of it",
         choices=("float32", "int8"),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MiningOptions(Checked):
+    """Options for hard negatives from an index."""
+
+    negatives: int = setting(1, help="negatives for each pair", at_least=1, at_most=100)
+    skip: int = setting(0, help="leave out this many of the nearest texts", at_least=0, at_most=MAX_OPTION)
+    depth: int = setting(100, help="look at this many of the nearest texts", at_least=1, at_most=MAX_OPTION)
+    margin: float = setting(
+        0.05,
+        help="leave out a text whose score with the query is over the positive's less this fraction",
+        at_least=0,
+        below=1,
+    )
+    duplicate: float = setting(
+        0.95, help="leave out a text whose cosine with a positive is this or more", over=0, at_most=1
     )
 
 

@@ -1,9 +1,12 @@
 """The training of text vectors: forms of data, batches, the loop, files, measures and errors."""
 
 import json
+import shutil
 
 import keras
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 from random_checkpoints import refused, saves_with_keras
@@ -86,6 +89,46 @@ def test_settings_are_kept():
     assert Embedding.from_json(kept).to_json() == kept
 
 
+def test_a_student_learns_the_vectors_of_a_teacher(checkpoint, tmp_path):
+    keras.utils.set_random_seed(1)
+    model = bk.embedder(checkpoint)
+    width = model.predict(QUERIES[:1], verbose=0)["embedding"].shape[1]
+    teacher = np.random.default_rng(0).normal(size=(12, width)).astype(np.float32)
+    columns = {"text": QUERIES, "vector": teacher.tolist()}
+    pq.write_table(pa.table(columns), tmp_path / "teacher.parquet")
+    task = Embedding(
+        source={"train": tmp_path / "teacher.parquet", "validation": tmp_path / "teacher.parquet"}
+    )
+    first = next(iter(task.examples("train")))
+    assert task.measure == "cosine" and first["label"].numpy().tolist() == teacher[0].tolist()
+    model.compile(learning_rate=5e-3)
+    measured = model.fit(
+        QUERIES, teacher, batch_size=6, epochs=6, verbose=0, validation_data=(QUERIES, teacher)
+    )
+    assert measured.history["val_cosine"][-1] > measured.history["val_cosine"][0]
+    pairs = read_groups((QUERIES, POSITIVES), teacher, None)  # a text and its translation
+    assert pairs["text"].shape == (12, 2) and pairs["label"].dtype == np.float32
+    refused(
+        f"vectors have 2 dimensions and the model's {width}", model.fit, QUERIES, teacher[:, :2], verbose=0
+    )
+    refused("rows of as many finite numbers", read_groups, ["a", "b"], [[1.0], [1.0, 2.0]], None)
+    refused("rows of as many finite numbers", read_groups, ["a", "b"], [[1.0], [float("nan")]], None)
+
+
+def test_the_first_numbers_of_each_vector(checkpoint, tmp_path):
+    keras.utils.set_random_seed(1)
+    model = bk.embedder(checkpoint, l2=True, matryoshka=[8, 4], dimension=4)
+    model.fit(QUERIES, POSITIVES, batch_size=6, verbose=0)
+    short = model.predict(QUERIES, verbose=0)["embedding"]
+    model.save(tmp_path / "run")
+    loaded = bk.load(tmp_path / "run")
+    assert loaded.problem.to_json()["matryoshka"] == [8, 4] and loaded.problem.dimension == 4
+    np.testing.assert_allclose(loaded.predict(QUERIES, verbose=0)["embedding"], short, atol=1e-6)
+    loaded.problem.dimension = None
+    whole = loaded.predict(QUERIES, verbose=0)["embedding"][:, :4]
+    np.testing.assert_allclose(whole / np.linalg.norm(whole, axis=1, keepdims=True), short, atol=1e-6)
+
+
 # -----------------------------------------------------------------------------------------------------------
 # Batches
 
@@ -140,12 +183,22 @@ def test_a_command_trains_from_files(checkpoint, tmp_path):
     )
     flags = ["--text-column", "question", "paragraph", "--negative-column", "bad", "--epochs", "1"]
     flags += ["--loss", "symmetric_ranking", "--temperature", "0.1", "--batch-size", "4", "--quiet"]
-    flags += ["--seq-length", "24"]
+    flags += ["--seq-length", "24", "--pooling", "max", "--l2", "--layers", "weighted_sum_all"]
     start = ["finetune", "--task", "embedding", "--checkpoint", checkpoint]
     given = [*start, "--data", str(train), *flags, "--output", str(tmp_path / "run"), "--dev-fraction", "0.3"]
     assert run_command(given) == 0
     measures = json.loads((tmp_path / "run" / "results.json").read_text())["measures"]
     assert {*measures} == {"val_mrr", "val_accuracy"}
+    made = bk.load(tmp_path / "run").problem
+    assert (made.pooling, made.l2, made.layers) == ("max", True, "weighted_sum_all")
+    # A folder of sentence-transformers says how its vectors are made.
+    folder = shutil.copytree(checkpoint, tmp_path / "folder")
+    types = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    modules = [{"path": path, "type": f"sentence_transformers.models.{name}"} for path, name in types.items()]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "cls"}))
+    start = ["finetune", "--task", "embedding", "--checkpoint", str(folder)]
     given = [
         *start,
         "--data",
@@ -162,7 +215,8 @@ def test_a_command_trains_from_files(checkpoint, tmp_path):
     assert run_command([*given, "--output", str(tmp_path / "scored")]) == 0
     measures = json.loads((tmp_path / "scored" / "results.json").read_text())["measures"]
     assert {*measures} == {"val_spearman", "val_pearson"}
-    assert bk.load(tmp_path / "scored").problem.loss_name == "cosent"
+    made = bk.load(tmp_path / "scored").problem
+    assert (made.loss_name, made.pooling, made.l2) == ("cosent", "cls", True)
 
 
 def test_the_form_of_the_dev_split_decides_the_measure(tmp_path):

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import bert_keras as bk
 from bert_keras.optimization.vector_losses import BatchLoss
+from bert_keras.tasks.devices.strategies import strategy
 
 QUERIES, POSITIVES = ([f"{text} {i}" for i, text in enumerate(runs.texts(7, seed=seed))] for seed in (0, 1))
 POSITIVES[4] = POSITIVES[1]  # equal texts, one in each half of the batch
@@ -122,3 +123,20 @@ def test_two_replicas_update_as_one_device(data, checkpoint):
     *shared, alone = jobs.value("test_large_batches:of_replicas", arguments, replicas=2)
     for found in shared:
         compare(found, alone)
+
+
+def of_workers(checkpoint, micro_batch):
+    """The weights after three steps, in a worker."""
+    with strategy("multiworker").scope():
+        weights, losses = fitted(checkpoint, micro_batch=micro_batch)
+    return [{name: value.tolist() for name, value in weights.items()}, losses]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_two_workers_update_as_one_device(micro_batch, checkpoint):
+    arguments = {"checkpoint": checkpoint, "micro_batch": micro_batch}
+    made = jobs.check(jobs.call("test_large_batches:of_workers", arguments, workers=2))
+    assert made[0].value == made[1].value
+    compare(made[0].value, fitted(checkpoint))

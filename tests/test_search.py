@@ -9,6 +9,7 @@ import forked
 import numpy as np
 import pytest
 import runs
+import tensorflow as tf
 from random_checkpoints import refused
 from runs import run_command
 
@@ -241,3 +242,49 @@ def test_commands(made, tmp_path, capfd):
     ]:
         code, _, err = run_command(capfd, *words)
         assert code == 1 and message in err, err
+
+
+def test_mined_negatives_are_near_and_no_answers(made, tmp_path, capfd):
+    encoder, index = encoder_of(made), open_index(made / "index")
+    scores = encoder(QUERIES[1:]) @ index.vectors().T
+    # The second and the fourth of the nearest texts are the positives.
+    pairs = [
+        {"query": query, "positive": TEXTS[np.argsort(-row)[rank]]}
+        for query, row, rank in zip(QUERIES[1:], scores, (1, 3), strict=True)
+    ]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    given = ["mine", made / "index", "--data", tmp_path / "pairs.jsonl", "--depth", "21", "--margin", "0"]
+    flags = ["--output", tmp_path / "mined.jsonl", "--duplicate", "0.9999"]
+    code, out, err = run_command(capfd, *given, *flags)
+    assert code == 0 and "1 negatives for each of 2 pairs" in out, err
+    rows = [json.loads(line) for line in (tmp_path / "mined.jsonl").read_text().splitlines()]
+    for row in rows:
+        assert [*row] == ["query", "positive", "negative_1"]
+        query, positive = encoder([row["query"], row["positive"]])
+        scores, alike = index.vectors() @ query, index.vectors() @ positive
+        kept = [
+            (-score, i)
+            for i, (score, near) in enumerate(zip(scores, alike, strict=True))
+            if near < 0.9999 and score <= query @ positive and TEXTS[i] not in (row["query"], row["positive"])
+        ]
+        assert row["negative_1"] == TEXTS[min(kept)[1]]
+    code, _, err = run_command(capfd, *given, "--output", tmp_path / "none.jsonl", "--skip", "21")
+    assert code == 1 and "no pair of" in err
+    assert not (tmp_path / "none.jsonl").exists()
+
+
+def test_an_index_of_the_first_numbers_of_each_vector(made, tmp_path, capfd):
+    flags = ["--model", made / "checkpoint", "--data", made / "corpus.jsonl", "--dimension", "4"]
+    code, out, _ = run_command(capfd, "index", *flags, "--output", tmp_path / "short")
+    assert code == 0 and "4 dimensions" in out
+    short, whole = open_index(tmp_path / "short"), encoder_of(made, "dot")(TEXTS)[:, :4]
+    wanted = whole / np.linalg.norm(whole, axis=1, keepdims=True)
+    np.testing.assert_allclose(short.vectors(), wanted, atol=1e-6)
+    code, out, _ = run_command(capfd, "search", tmp_path / "short", TEXTS[3], "--k", "3", "--json")
+    assert [one["id"] for one in json.loads(out)["results"]] == ["d3", "d7", "d20"]
+    run = make_search(tmp_path / "short", k=3)
+    vectors = run.model(run.task.features(run.preprocess, {"text": tf.constant([TEXTS[3]])}), training=False)
+    assert run.task.decode_features(vectors)["id"].numpy().tolist() == [[b"d3", b"d7", b"d20"]]
+    flags[-1] = "999"
+    code, _, err = run_command(capfd, "index", *flags, "--output", tmp_path / "long")
+    assert code == 1 and "dimension is 999 and the vectors have" in err, err

@@ -180,6 +180,7 @@ def choices(kind: type, name: str) -> set[str]:
         (PretrainHparams, "schedule", SCHEDULES),
         (Sampling, "sampler", SAMPLERS),
         (options.ClassifierOptions, "pooling", POOLINGS),
+        (options.VectorOptions, "pooling", embedding.POOLINGS),
         (options.ExportOptions, "embedding", [*embedding.POOLINGS, "word"]),
         (options.FeatureOptions, "format", WRITERS),
         (options.VocabularyOptions, "kind", KINDS),

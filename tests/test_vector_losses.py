@@ -5,16 +5,17 @@ import pytest
 import tensorflow as tf
 
 from bert_keras.errors import BertKerasError
-from bert_keras.model.choices import CLASSES, PAIRS, SCORES, VECTOR_LOSSES
+from bert_keras.model.choices import CLASSES, PAIRS, SCORES, VECTOR_LOSSES, VECTORS
 from bert_keras.optimization.vector_losses import RULES, BatchLoss
 
 ROWS, WIDTH = 6, 5
 DRAW = np.random.default_rng(3)
-VECTORS = DRAW.normal(size=(ROWS, 3, WIDTH))
+TEXTS = DRAW.normal(size=(ROWS, 3, WIDTH))
 LABELS = {
     PAIRS: np.arange(3 * ROWS).reshape(ROWS, 3),
     SCORES: np.array([0.1, 0.9, -0.3, 0.5, 0.5, -1.0]),
     CLASSES: np.array([0, 1, 0, 2, 1, 1], np.int32),
+    VECTORS: DRAW.normal(size=(ROWS, WIDTH)),
 }
 
 
@@ -76,20 +77,21 @@ BY_HAND = {
     "cosent": cosent,
     "cosine_similarity": lambda scores, vectors: np.mean((cosines(vectors) - scores) ** 2),
     "batch_hard_triplet": batch_hard,
+    "mean_squared_error": lambda teacher, vectors: np.mean((vectors - teacher[:, None]) ** 2),
 }
 
 
 def given(name):
     """Labels and vectors for a loss: pairs without negatives where its loop has none."""
     form = VECTOR_LOSSES[name].form
-    texts = {SCORES: 2, CLASSES: 1}.get(form, 2 if name == "symmetric_ranking" else 3)
+    texts = {SCORES: 2, CLASSES: 1, VECTORS: 2}.get(form, 2 if name == "symmetric_ranking" else 3)
     labels = LABELS[form][:, :texts] if form == PAIRS else LABELS[form]
-    return labels, VECTORS[:, :texts]
+    return labels, TEXTS[:, :texts]
 
 
 def loss_and_gradient(name, labels, vectors, weights=None, **settings):
     made = tf.constant(vectors, tf.float32)
-    labels = tf.constant(labels, tf.float32 if VECTOR_LOSSES[name].form == SCORES else None)
+    labels = tf.constant(labels, tf.float32 if VECTOR_LOSSES[name].form in (SCORES, VECTORS) else None)
     with tf.GradientTape() as tape:
         tape.watch(made)
         loss = BatchLoss(name, **settings)(labels, made, weights)
@@ -157,13 +159,30 @@ def test_the_labels_choose_the_default():
         (PAIRS, "multiple_negatives_ranking"),
         (SCORES, "cosent"),
         (CLASSES, "batch_hard_triplet"),
+        (VECTORS, "mean_squared_error"),
     ):
         labels, vectors = given(name)
-        labels = tf.constant(labels, tf.float32 if form == SCORES else None)
+        labels = tf.constant(labels, tf.float32 if form in (SCORES, VECTORS) else None)
         chosen = BatchLoss()(labels, tf.constant(vectors, tf.float32))
         assert float(chosen) == pytest.approx(BY_HAND[name](labels.numpy(), vectors), rel=1e-5)
     with pytest.raises(BertKerasError, match="triplet learns from pairs and the labels are those of scores"):
         BatchLoss("triplet")(tf.zeros([2]), tf.zeros([2, 2, 3]))
+    with pytest.raises(BertKerasError, match="teacher's vectors have 4 dimensions and the model's 3"):
+        BatchLoss()(tf.zeros([2, 4]), tf.zeros([2, 3]))
+
+
+def test_matryoshka_sums_the_losses_of_the_first_numbers():
+    for name in RULES:
+        if VECTOR_LOSSES[name].form == VECTORS:
+            continue
+        labels, vectors = given(name)
+        loss, _ = loss_and_gradient(name, labels, vectors, matryoshka=[5, 3, 2])
+        parts = [BY_HAND[name](labels, unit(vectors[..., :size])) for size in (5, 3, 2)]
+        assert loss == pytest.approx(sum(parts), rel=1e-5), name
+    with pytest.raises(BertKerasError, match="matryoshka is 9 and the vectors have 5 dimensions"):
+        loss_and_gradient(name="cosent", labels=LABELS[SCORES], vectors=TEXTS, matryoshka=[9])
+    with pytest.raises(BertKerasError, match="does not apply to a teacher's vectors"):
+        loss_and_gradient("mean_squared_error", *given("mean_squared_error"), matryoshka=[2])
 
 
 def test_a_vector_of_zeros_has_a_finite_gradient():
@@ -187,6 +206,7 @@ def test_the_losses_of_sentence_transformers():
         "cosent": losses.CoSENTLoss(None),
         "cosine_similarity": losses.CosineSimilarityLoss(None),
         "batch_hard_triplet": losses.BatchHardTripletLoss(None),
+        "mean_squared_error": losses.MSELoss(None),
     }
     assert {*theirs} == {*RULES}
     for name, their in theirs.items():
@@ -202,6 +222,8 @@ def test_the_losses_of_sentence_transformers():
         wanted = torch.tensor(labels, dtype=torch.float32 if labels.dtype.kind == "f" else torch.int64)
         if name == "batch_hard_triplet":
             loss = their.batch_hard_triplet_loss(wanted, parts[0])
+        elif name == "mean_squared_error":
+            loss = their.compute_loss_from_embeddings(parts, [wanted] * len(parts))
         else:
             loss = their.compute_loss_from_embeddings(parts, wanted)
         loss.backward()
@@ -209,3 +231,35 @@ def test_the_losses_of_sentence_transformers():
         assert ours == pytest.approx(loss.item(), rel=1e-5), name
         by_theirs = np.stack([part.grad.numpy() for part in parts], axis=1)
         np.testing.assert_allclose(gradient, by_theirs, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", ["multiple_negatives_ranking", "triplet", "cosent"])
+def test_the_matryoshka_loss_of_sentence_transformers(name):
+    """Loss and gradient at equal vectors."""
+    torch = pytest.importorskip("torch")
+    losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
+
+    class Given(torch.nn.Module):
+        """A model whose features are its vectors."""
+
+        def forward(self, features):
+            return {"sentence_embedding": features["vectors"]}
+
+        def get_embedding_dimension(self):
+            return WIDTH
+
+    classes = {
+        "multiple_negatives_ranking": losses.MultipleNegativesRankingLoss,
+        "triplet": losses.TripletLoss,
+        "cosent": losses.CoSENTLoss,
+    }
+    labels, vectors = given(name)
+    parts = [torch.tensor(one, dtype=torch.float32, requires_grad=True) for one in np.moveaxis(vectors, 1, 0)]
+    model = Given()
+    their = losses.MatryoshkaLoss(model, classes[name](model), [WIDTH, 3, 2])
+    loss = their([{"vectors": one} for one in parts], torch.tensor(labels, dtype=torch.float32))
+    loss.backward()
+    ours, gradient = loss_and_gradient(name, labels, vectors, matryoshka=[WIDTH, 3, 2])
+    assert ours == pytest.approx(loss.item(), rel=1e-5)
+    np.testing.assert_allclose(gradient, np.stack([one.grad.numpy() for one in parts], axis=1), atol=1e-5)

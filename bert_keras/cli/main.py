@@ -54,6 +54,7 @@ COMMANDS = {
     "generate": "bert_keras.tasks.commands.generate",
     "index": "bert_keras.tasks.commands.retrieval",
     "search": "bert_keras.tasks.commands.retrieval",
+    "mine": "bert_keras.tasks.commands.retrieval",
     "measure": "bert_keras.tasks.commands.retrieval",
     "export": "bert_keras.savedmodels.commands",
     "hub": "bert_keras.savedmodels.commands",

@@ -33,9 +33,12 @@ LAYERS = {
 }
 MAX_DIGITS = 4  # of a layer's number
 
+# The ways of pooling the tokens of a text into one vector.
+POOLINGS = ("mean", "cls", "max")
+
 # The forms of data that vectors of texts learn from: queries with positives, and perhaps negatives; pairs with scores; texts with
-# classes.
-PAIRS, SCORES, CLASSES = "pairs", "scores", "classes"
+# classes; texts with a teacher's vectors.
+PAIRS, SCORES, CLASSES, VECTORS = "pairs", "scores", "classes", "vectors"
 
 
 class VectorLoss(NamedTuple):
@@ -64,6 +67,7 @@ VECTOR_LOSSES = {
     "cosent": VectorLoss(SCORES, 2, temperature=0.05),
     "cosine_similarity": VectorLoss(SCORES, 2, lowest=-1.0, highest=1.0),
     "batch_hard_triplet": VectorLoss(CLASSES, 1, margin=5.0),
+    "mean_squared_error": VectorLoss(VECTORS, 1),
 }
 
 

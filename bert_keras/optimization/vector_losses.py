@@ -1,18 +1,19 @@
 """Losses of the vectors of texts, each over the batch of all replicas, because they compare the texts of a batch.
 
-In: the vectors of the texts of each row [B, T, H]; labels that name equal texts, scores or classes. Out: a scalar.
+In: the vectors of the texts of each row [B, T, H]; labels that name equal texts, scores, classes or a teacher's vectors. Out: a
+scalar.
 
 A text counts once as a candidate: an equal text of another row, and a row of weight 0, such as a row of padding, is no negative.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 from keras import ops
 
 from bert_keras.errors import BertKerasError
-from bert_keras.model.choices import CLASSES, PAIRS, SCORES, VECTOR_LOSSES, vector_loss_of
+from bert_keras.model.choices import CLASSES, PAIRS, SCORES, VECTOR_LOSSES, VECTORS, vector_loss_of
 from bert_keras.optimization.losses import GlobalMean, count_weight
 from bert_keras.optimization.replicas import replica_context, replica_gather
 
@@ -134,6 +135,18 @@ def _batch_hard(classes: Any, vectors: Any, weights: Any, margin: float) -> Any:
     return _mean(ops.relu(farthest - nearest + margin), weights * known)
 
 
+def _mean_squared_error(teacher: Any, vectors: Any, weights: Any) -> Any:
+    """The squared difference of each number of a vector and of its teacher's [N, H], for each text of a row.
+
+    Source: Reimers and Gurevych 2020.
+    """
+    if (wanted := teacher.shape[-1]) != (found := vectors.shape[-1]):
+        raise BertKerasError(
+            f"the teacher's vectors have {wanted} dimensions and the model's {found}; give vectors of {found} dimensions."
+        )
+    return _mean(ops.mean(ops.square(vectors - ops.expand_dims(teacher, 1)), axis=(1, 2)), weights)
+
+
 # The functions of the rows of VECTOR_LOSSES: (labels, vectors [N, T, H], weights [N], the temperature or the margin) -> a scalar.
 RULES: dict[str, Callable[..., Any]] = {
     "multiple_negatives_ranking": _ranking,
@@ -142,6 +155,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "cosent": _cosent,
     "cosine_similarity": _cosine_similarity,
     "batch_hard_triplet": _batch_hard,
+    "mean_squared_error": _mean_squared_error,
 }
 
 
@@ -150,8 +164,10 @@ class BatchLoss(GlobalMean):
     """A loss of the vectors of a batch, over all replicas.
 
     rule: a row of VECTOR_LOSSES; None takes the default of the labels' form: integers [B, T] are texts, floats [B] scores,
-        integers [B] classes
+        integers [B] classes, floats [B, H] a teacher's vectors
     temperature, margin: None takes those of the row
+    matryoshka: the loss is the sum of those of the first d numbers of each vector, scaled to length 1, for each d; None takes the
+        vectors as they are. Source: Kusupati et al. 2022
     """
 
     def __init__(
@@ -160,10 +176,11 @@ class BatchLoss(GlobalMean):
         *,
         temperature: float | None = None,
         margin: float | None = None,
+        matryoshka: Sequence[int] | None = None,
         name: str = "loss",
     ) -> None:
         super().__init__(self.call, name=name)
-        self.rule, self.temperature, self.margin = rule, temperature, margin
+        self.rule, self.temperature, self.margin, self.matryoshka = rule, temperature, margin, matryoshka
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """Labels, vectors [B, T, H] or [B, H], weights [B] -> a scalar.
@@ -176,7 +193,8 @@ class BatchLoss(GlobalMean):
         own = self._own_weights(vectors, sample_weight)
         count_weight(ops.sum(own))
         labels, weights = replica_gather(labels), replica_gather(own)
-        loss = self._rule(labels)(labels, _with_own_gradient(vectors), weights)
+        rule, vectors = self._rule(labels), _with_own_gradient(vectors)
+        loss = sum(rule(labels, part, weights) for part in self._parts(vectors))
         if (context := replica_context()) is None:
             return loss
         return loss + ops.stop_gradient(loss / context.num_replicas_in_sync - loss)
@@ -187,6 +205,16 @@ class BatchLoss(GlobalMean):
     def weight(self, y_true: Any, sample_weight: Any = None) -> Any:
         return ops.sum(self._own_weights(y_true, sample_weight))
 
+    def _parts(self, vectors: Any) -> list[Any]:
+        """The vectors for each term of the loss. Raises BertKerasError for more dimensions than they have."""
+        if self.matryoshka is None:
+            return [vectors]
+        if (most := max(self.matryoshka)) > vectors.shape[-1]:
+            raise BertKerasError(
+                f"matryoshka is {most} and the vectors have {vectors.shape[-1]} dimensions; give at most as many."
+            )
+        return [_unit(vectors[..., :size]) for size in self.matryoshka]
+
     def _own_weights(self, rows: Any, sample_weight: Any) -> Any:
         if sample_weight is None:
             return ops.ones((ops.shape(rows)[0],), "float32")
@@ -195,9 +223,14 @@ class BatchLoss(GlobalMean):
     def _rule(self, labels: Any) -> Callable[[Any, Any, Any], Any]:
         """The function of the rule with its settings. Raises BertKerasError for labels of another form."""
         floating = keras.backend.is_float_dtype(keras.backend.standardize_dtype(labels.dtype))
-        form = SCORES if floating else PAIRS if len(labels.shape) == 2 else CLASSES
+        several = len(labels.shape) == 2
+        form = (VECTORS if several else SCORES) if floating else PAIRS if several else CLASSES
         name = self.rule or vector_loss_of(form)
         row = VECTOR_LOSSES[name]
+        if form == VECTORS and self.matryoshka:
+            raise BertKerasError(
+                "matryoshka does not apply to a teacher's vectors, which have one length; leave it out."
+            )
         if row.form != form:
             raise BertKerasError(
                 f"the loss {name} learns from {row.form} and the labels are those of {form}."
@@ -211,8 +244,8 @@ class BatchLoss(GlobalMean):
         return lambda *batch: RULES[name](*batch, *given.values())
 
     def get_config(self) -> dict[str, Any]:
-        settings = {"rule": self.rule, "temperature": self.temperature, "margin": self.margin}
-        return settings | {"name": self.name}
+        names = ("rule", "temperature", "margin", "matryoshka", "name")
+        return {name: getattr(self, name) for name in names}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "BatchLoss":

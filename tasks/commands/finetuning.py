@@ -120,14 +120,21 @@ def _run_finetune(args: argparse.Namespace) -> None:
     check_given_task(args)
     start_strategy(args.strategy)
     from bert_keras import checkpoints
+    from bert_keras.checkpoints.sentence_transformers import read_sentence_settings
     from bert_keras.tasks.evaluation.model_report import PAGE
     from bert_keras.tasks.finetuning.finetune import finetune
     from bert_keras.tasks.finetuning.finetuning_monitor import REPORT
     from bert_keras.tasks.runs.run_folder import DEGENERATE
     from bert_keras.tasks.training.loop import LOGS
 
+    source, sentence = args.checkpoint, None
+    if args.task == "embedding":
+        sentence = read_sentence_settings(checkpoints.resolve(source).path)
+    if sentence is not None:  # a folder of sentence-transformers: its vectors, unless flags say otherwise
+        source = sentence.model
+        args.pooling, args.l2 = getattr(args, "pooling", sentence.pooling), "l2" in args or sentence.l2
     task, hparams = open_given_task(args)
-    checkpoint = checkpoints.read(args.checkpoint)
+    checkpoint = checkpoints.read(source)
     if args.random_weights:
         checkpoint = dataclasses.replace(checkpoint, tensors={})
     if args.data and (about := task.about_data()):
@@ -206,7 +213,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, InferenceOptions, only=("batch_size",))
     add_strategy(parser, trains=False)
     add_flags(parser, InferenceOptions, only=("precision",))
-    add_flags(parser, TrainedOptions, only=("tau",))
+    add_flags(parser, TrainedOptions, only=("tau", "dimension"))
     add("--tau-curve", **PATH, metavar="FILE", help="SQuAD 2.0: draw F1 over tau into this .svg or .png file")
     report = "write a page with intervals, charts and mistakes to this folder, new or empty; of several splits, one each"
     compare = "with --report: a second run of the task, on the same examples"

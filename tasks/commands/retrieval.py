@@ -1,4 +1,4 @@
-"""Commands of text vectors: index, search and measure.
+"""Commands of text vectors: index, search, mine and measure.
 
 TensorFlow is imported when a command runs; flags and help need none.
 """
@@ -17,7 +17,14 @@ from bert_keras.io.paths import to_path
 from bert_keras.tasks.commands.early import check_paths
 from bert_keras.tasks.commands.flags import CHECKPOINT_HELP
 from bert_keras.tasks.data.tables import STANDARD_INPUT
-from bert_keras.tasks.options import DOCUMENT, QUERY, IndexOptions, InferenceOptions
+from bert_keras.tasks.options import (
+    DOCUMENT,
+    QUERY,
+    ColumnOptions,
+    IndexOptions,
+    InferenceOptions,
+    MiningOptions,
+)
 
 SHOWN = 200  # characters of a text in a table
 MODEL_HELP = f"an embedding: a run or a .keras file; or a checkpoint ({CHECKPOINT_HELP})"
@@ -34,7 +41,7 @@ def _add_index(parser: argparse.ArgumentParser) -> None:
     add("--model", **PATH, required=True, help=MODEL_HELP)
     add("--data", **PATH, required=True, help="a file of texts, or a folder with corpus.jsonl (see below)")
     add("--output", **PATH, required=True, help="folder for the index, new, empty or unfinished")
-    add_flags(parser, IndexOptions, only=("column", "similarity", "prompt"))
+    add_flags(parser, IndexOptions, only=("column", "similarity", "prompt", "dimension"))
     add_flags(parser, InferenceOptions, only=("batch_size",))
     graph = "add a graph for searches that are not exact, in a collection that does not fit into memory (extra: search)"
     add("--approximate", action="store_true", help=graph)
@@ -70,7 +77,7 @@ def _load(args: argparse.Namespace) -> Any:
     """The model of --model as a run."""
     from bert_keras.tasks.retrieval.text_encoder import load_text_encoder
 
-    return load_text_encoder(args.model)
+    return load_text_encoder(args.model, dimension=getattr(args, "dimension", None))
 
 
 def _encoder(
@@ -120,7 +127,7 @@ def _run_search(args: argparse.Namespace) -> None:
     from bert_keras.tasks.retrieval.nearest import Nearest
 
     queries = args.query or [example["text"] for example in read_examples(args.input, ("text",))]
-    args.model = args.model or index.model
+    args.model, args.dimension = args.model or index.model, index.header["dimension"]
     options = IndexOptions(**{**vars(options), "similarity": index.header["similarity"]})
     encoder = _encoder(args, options, usual=QUERY)
     index.check_model(encoder.run)
@@ -142,6 +149,56 @@ def _run_search(args: argparse.Namespace) -> None:
                 for one in answers
             ]
             table((index.header["similarity"], "id", "text"), cells, title=query)
+
+
+def _add_mine(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("index", **PATH, help="folder that index wrote")
+    add("--data", **PATH, required=True, help="a table of pairs: the columns query and positive")
+    add("--output", **PATH, required=True, help="the file to write: .jsonl")
+    add("--model", **PATH, help="the model that made the index, where it is no longer at its place")
+    add_flags(parser, ColumnOptions, only=("text_column", "quoting"))
+    add_flags(parser, MiningOptions)
+    add_flags(parser, InferenceOptions, only=("batch_size",))
+
+
+def _run_mine(args: argparse.Namespace) -> None:
+    options = MiningOptions(**given_settings(args, MiningOptions))
+    columns = given_settings(args, ColumnOptions)
+    if to_path(args.output).suffix != ".jsonl":
+        raise BertKerasError(f"--output {args.output} does not end in .jsonl; give such a file.")
+    check_paths(args)
+    from bert_keras.tasks.data.text_groups import NEGATIVE, POSITIVE, columns_of, read_group_file
+    from bert_keras.tasks.data.text_groups import QUERY as ASKED
+    from bert_keras.tasks.retrieval.index import open_index
+
+    index, path = open_index(args.index), to_path(args.data)
+    pair = columns_of(path, **columns)
+    if pair.label is not None:
+        raise BertKerasError(f"{path} has {pair.form}; give pairs of a query and its positive.")
+    pair = pair._replace(texts=pair.texts[:2])
+    start()
+    from bert_keras.io.files import atomic_file
+    from bert_keras.tasks.retrieval.mining import mine_negatives
+
+    read = read_group_file(path, pair, loss=None, quoting=columns.get("quoting"))
+    pairs = [(query.decode(), positive.decode()) for query, positive in read["text"].tolist()]
+    args.model, args.dimension = args.model or index.model, index.header["dimension"]
+    run = _load(args)
+    index.check_model(run)
+    shared = IndexOptions(similarity=index.header["similarity"])
+    asked, made = (_encoder(args, shared, usual=usual, run=run) for usual in (QUERY, DOCUMENT))
+    rows = [*mine_negatives(pairs, index, asked, made, options)]
+    if not rows:
+        raise BertKerasError(
+            f"no pair of {path} has {options.negatives} negatives; give a larger --depth, or a smaller --skip or --margin."
+        )
+    names = [ASKED, POSITIVE, *(f"{NEGATIVE}_{i + 1}" for i in range(options.negatives))]
+    with atomic_file(to_path(args.output)) as temporary:
+        lines = (as_json(dict(zip(names, row, strict=True)), ensure_ascii=False) for row in rows)
+        temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    left = f"; {len(pairs) - len(rows):,} have fewer and are left out" if len(rows) < len(pairs) else ""
+    print(f"{args.output}: {options.negatives} negatives for each of {len(rows):,} pairs{left}")
 
 
 PAIR = ["sentence1", "sentence2"]
@@ -176,7 +233,7 @@ def _add_measure(parser: argparse.ArgumentParser) -> None:
         help="the column of the text, or the two columns of a pair",
     )
     add("--label-column", metavar="COLUMN", help="the column of the score, the label or the class")
-    add_flags(parser, IndexOptions, only=("similarity", "vectors"))
+    add_flags(parser, IndexOptions, only=("similarity", "vectors", "dimension"))
     add_flags(parser, InferenceOptions, only=("batch_size",))
     add("--json", action="store_true", help="print JSON instead of a table")
 
@@ -253,6 +310,12 @@ COMMANDS = {
         "indexes/corpus 'how do I reset my password'",
         _add_search,
         _run_search,
+    ),
+    "mine": Command(
+        "add hard negatives from an index to pairs, to train an embedding",
+        "indexes/corpus --data pairs.jsonl --output mined.jsonl",
+        _add_mine,
+        _run_mine,
     ),
     "measure": Command(
         "measure a model's vectors: retrieval, similarity, pairs or clusters",

@@ -1,7 +1,7 @@
 """Texts that vectors learn to compare: what `fit` or a file gives -> raw columns.
 
 Out: {"text": bytes [N, T]}, a row's query, positive and negatives; with {"label": float32 [N]}, the two texts of a score; with
-{"label": int32 [N]}, one text and its class.
+{"label": int32 [N]}, one text and its class; with {"label": float32 [N, H]}, texts that are to have a teacher's vector.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,11 +12,11 @@ import numpy as np
 
 from bert_keras.errors import BertKerasError, first_names
 from bert_keras.io.json_files import shortened
-from bert_keras.model.choices import CLASSES, PAIRS, SCORES, VECTOR_LOSSES, vector_loss_of
+from bert_keras.model.choices import CLASSES, PAIRS, SCORES, VECTOR_LOSSES, VECTORS, vector_loss_of
 from bert_keras.tasks.data.columns import list_values, read_columns, read_label, read_number, scores
 from bert_keras.tasks.data.tables import checked_text, column_names, read_table
 
-TEXT, LABEL = "text", "label"
+TEXT, LABEL, VECTOR = "text", "label", "vector"
 QUERY, POSITIVE, NEGATIVE = "query", "positive", "negative"
 Columns = dict[str, np.ndarray]
 
@@ -27,18 +27,21 @@ NEEDED = (
 
 
 def form_of(columns: Mapping[str, Any]) -> str:
-    """PAIRS, SCORES or CLASSES, of raw columns: tensors or arrays."""
+    """PAIRS, SCORES, CLASSES or VECTORS, of raw columns: tensors or arrays."""
     if LABEL not in columns:
         return PAIRS
+    if len(columns[LABEL].shape) == 2:
+        return VECTORS
     return SCORES if "float" in str(columns[LABEL].dtype) else CLASSES
 
 
 def read_groups(x: Any, y: Any, loss: str | None) -> Columns:
-    """The raw columns of texts and of positives, scores or classes in Python.
+    """The raw columns of texts and of positives, scores, classes or a teacher's vectors in Python.
 
     x: queries or texts [N] with y; a tuple, a dict or a data frame of two columns [N], with scores y; without y, a dict or a data
         frame of the columns "query" and "positive", and of any number that begin with "negative"
-    y: strings are positives, unless the loss is one of classes; numbers are scores of pairs, or classes of single texts
+    y: strings are positives, unless the loss is one of classes; numbers are scores of pairs, or classes of single texts; rows of
+        numbers [N, H] are vectors of the texts, single or in pairs
     loss: a row of VECTOR_LOSSES, or None
 
     Raises BertKerasError for data that no loss, or not this one, can learn from.
@@ -52,7 +55,10 @@ def read_groups(x: Any, y: Any, loss: str | None) -> Columns:
         columns = _groups(read_columns(x, names), names)
     elif named or (isinstance(x, tuple) and len(x) == 2):
         names = there[:2] if named else ["first", "second"]
-        columns = _groups(read_columns(x, names), names) | {LABEL: scores(y)}
+        labels = teacher_vectors(y) if _are_rows(y) else scores(y)
+        columns = _groups(read_columns(x, names), names) | {LABEL: labels}
+    elif _are_rows(y):
+        columns = _groups(read_columns(x, (TEXT,)), (TEXT,)) | {LABEL: teacher_vectors(y)}
     else:
         columns = _pairs_or_classes(x, list_values(y), loss)
     return checked_groups(columns, loss)
@@ -71,6 +77,22 @@ def _pairs_or_classes(x: Any, y: list[Any], loss: str | None) -> Columns:
     return columns | {LABEL: np.unique(np.array(y, str), return_inverse=True)[1].astype(np.int32)}
 
 
+def _are_rows(y: Any) -> bool:
+    values = list_values(y)
+    return bool(values) and np.ndim(values[0]) > 0
+
+
+def teacher_vectors(y: Any) -> np.ndarray:
+    """Vectors float32 [N, H]. Raises BertKerasError for rows of other lengths, and for what is no finite number."""
+    try:
+        made = np.array(list_values(y), np.float32)
+    except (TypeError, ValueError):
+        made = np.zeros(0, np.float32)
+    if made.ndim != 2 or not made.size or not np.isfinite(made).all():
+        raise BertKerasError("a teacher's vectors are rows of as many finite numbers each; give such rows.")
+    return made
+
+
 def _groups(columns: Mapping[str, np.ndarray], names: Sequence[str]) -> Columns:
     return {TEXT: np.stack([columns[name] for name in names], axis=1)}
 
@@ -86,7 +108,7 @@ def checked_groups(columns: Columns, loss: str | None) -> Columns:
         raise BertKerasError(f"the loss {loss} does not learn from {given}; these have {', '.join(fitting)}.")
     if len(empty := np.argwhere([[not text.strip() for text in row] for row in texts.tolist()])):
         place, which = empty[0]
-        what = {PAIRS: [QUERY, POSITIVE][which] if which < 2 else NEGATIVE, CLASSES: TEXT}.get(
+        what = {PAIRS: [QUERY, POSITIVE][which] if which < 2 else NEGATIVE, CLASSES: TEXT, VECTORS: TEXT}.get(
             form, "a text of the pair"
         )
         raise BertKerasError(f"row {place}: {what} is empty; give text in each row.")
@@ -135,6 +157,7 @@ _CHECKS: dict[str, Callable[[Columns, str], None]] = {
     PAIRS: _check_pairs,
     SCORES: _check_scores,
     CLASSES: _check_classes,
+    VECTORS: lambda columns, loss: None,
 }
 
 
@@ -143,16 +166,23 @@ _CHECKS: dict[str, Callable[[Columns, str], None]] = {
 
 
 class GroupColumns(NamedTuple):
-    """The columns of a file. label: of a score or a class; None for pairs without scores."""
+    """The columns of a file. label: of a score, a class or a teacher's vector; None for pairs without scores."""
 
     texts: tuple[str, ...]
     label: str | None
+
+    @property
+    def form(self) -> str:
+        if self.label is None:
+            return PAIRS
+        return VECTORS if self.label == VECTOR else SCORES if len(self.texts) == 2 else CLASSES
 
 
 # The first row whose columns a file has.
 COLUMNS = (
     GroupColumns((QUERY, POSITIVE), None),
     GroupColumns(("sentence1", "sentence2"), "score"),  # STS-B's
+    GroupColumns((TEXT,), VECTOR),  # an index's
     GroupColumns((TEXT,), LABEL),
 )
 
@@ -171,7 +201,8 @@ def columns_of(
         one = LABEL if len(text_column) == 1 else None
         found = GroupColumns(tuple(text_column), label_column or one)
     else:
-        first = next((row for row in COLUMNS if {*row.texts} <= {*there}), None)
+        needed = [({*row.texts, *([VECTOR] if row.form == VECTORS else [])}, row) for row in COLUMNS]
+        first = next((row for names, row in needed if names <= {*there}), None)
         if first is None:
             raise BertKerasError(
                 f"{path} has the columns {first_names(there)}; name those of the query and the positive, of the pair with "
@@ -197,9 +228,11 @@ def read_group_file(
     if not texts:
         raise BertKerasError(f"{path} has no examples; give at least one line under the header.")
     made = {TEXT: np.array(texts, object)}
-    if columns.label is not None and len(columns.texts) == 2:
+    if columns.form == VECTORS:
+        made[LABEL] = teacher_vectors([value for value, _ in labels])
+    elif columns.form == SCORES:
         made[LABEL] = np.array([_score(value, where) for value, where in labels], np.float32)
-    elif columns.label is not None:
+    elif columns.form == CLASSES:
         names = [read_label(value, where) for value, where in labels]
         made[LABEL] = np.unique(names, return_inverse=True)[1].astype(np.int32)
     try:

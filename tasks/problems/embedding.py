@@ -12,14 +12,14 @@ from keras import ops
 
 from bert_keras.errors import BertKerasError
 from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_OUTPUTS, EXAMPLE_INDEX, INPUT_MASK, WORD_INDEX
-from bert_keras.fields import field_types
+from bert_keras.fields import field_types, names_of
 from bert_keras.io.json_files import FLAG, one_of
 from bert_keras.io.json_files import TEXT as STRING
 from bert_keras.model.choices import check_layers, is_mixed, places_of
 from bert_keras.model.encoder import BertEncoder, encoder_inputs, gather_positions, pooled_position
 from bert_keras.model.heads import mean_of_tokens
 from bert_keras.tasks.data.sources import Source
-from bert_keras.tasks.options import FeatureOptions, WindowOptions
+from bert_keras.tasks.options import FeatureOptions, VectorOptions, WindowOptions
 from bert_keras.tasks.problems.embedding_training import TRAINING_KINDS, VECTOR, VectorTraining
 from bert_keras.tasks.task import Features, Raw, Task
 from bert_keras.text.preprocessing import Preprocessor
@@ -82,6 +82,7 @@ class Embedding(VectorTraining):
     names = (kind,)
     name = kind
     outputs = (EMBEDDING_OUTPUT, ENCODER_OUTPUTS)
+    options = (*names_of(VectorOptions), *VectorTraining.options)
     kinds = {"pooling": one_of(POOLINGS), "l2": FLAG, "layers": STRING, **TRAINING_KINDS}
 
     def __init__(
@@ -108,7 +109,7 @@ class Embedding(VectorTraining):
 
     def decode_features(self, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
         """Vectors [B, H] -> "embedding" float32 [B, H]."""
-        return {VECTOR: outputs}
+        return {VECTOR: self.cut(outputs)}
 
 
 class WordEmbedding(Task):

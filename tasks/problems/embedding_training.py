@@ -1,6 +1,7 @@
 """The training of vectors of texts: what `Embedding` learns from, its loss and its measures. The model is `Embedding`'s.
 
-In: examples {"text": string [T]}, with a "label" where the texts have a score or a class. Out: vectors [B, T, H] for the loss.
+In: examples {"text": string [T]}, with a "label" where the texts have a score, a class or a teacher's vector. Out: vectors
+[B, T, H] for the loss.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ import tensorflow as tf
 
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.fields import field_types, names_of
-from bert_keras.model.choices import CLASSES, PAIRS, SCORES
+from bert_keras.model.choices import CLASSES, PAIRS, SCORES, VECTORS
 from bert_keras.optimization.vector_losses import BatchLoss
 from bert_keras.tasks.data.glue import STEMS
 from bert_keras.tasks.data.sources import Source, file_of_split
@@ -47,13 +48,17 @@ _SPLITS = {"train": "train.tsv", "validation": "dev.tsv", "test": "test.tsv"}
 
 
 class VectorTraining(Task):
-    """The part of a task that learns vectors of texts, from pairs, scores or classes: the form of the data decides.
+    """The part of a task that learns vectors of texts, from pairs, scores, classes or a teacher: the form of the data decides.
 
     settings: the fields of EmbeddingOptions; text_column, label_column and quoting as in ColumnOptions
     source: the files, as in `split_file`
+    dimension: the numbers of each vector that are given, the first ones; None gives all. The loss reads all
     """
 
+    l2: bool
+
     joins_texts = True
+    adjustable = ("dimension",)
     measures = tuple(dict.fromkeys(name for names in MEASURES.values() for name in names))
     measure = measures[0]
     labels_needed = NEEDED
@@ -66,13 +71,13 @@ class VectorTraining(Task):
         ColumnOptions(**columns)
         own = {name: value for name, value in settings.items() if name not in _COLUMNS}
         self._settings = vars(EmbeddingOptions(**own)) | columns
-        self.source = source
+        self.source, self.dimension = source, self._settings.pop("dimension")
         if source is None:
             return
         with contextlib.suppress(MissingFileError):
             files = {split: self._file(split) for split in ("train", "validation") if self._has(split)}
             if files:
-                self.measure = MEASURES[_form_in(self._columns([*files.values()][-1]))][0]
+                self.measure = MEASURES[self._columns([*files.values()][-1]).form][0]
 
     @property
     def loss_name(self) -> str | None:
@@ -84,9 +89,8 @@ class VectorTraining(Task):
         return cls(source=source, **options)
 
     def to_json(self) -> dict[str, Any]:
-        plain = {
-            name: list(value) if isinstance(value, tuple) else value for name, value in self._settings.items()
-        }
+        settings = self._settings | {"dimension": self.dimension}
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
         kept = {"name": self.name, **{name: getattr(self, name) for name in self.kinds if name not in plain}}
         return kept | {name: value for name, value in plain.items() if value is not None}
 
@@ -105,7 +109,7 @@ class VectorTraining(Task):
         return columns_of(path, **{name: self._settings[name] for name in (*_COLUMNS, "negative_column")})
 
     def examples(self, split: str) -> tf.data.Dataset:
-        """{"text": string [T]}, with {"label": float32 or int32 []} for scores or classes."""
+        """{"text": string [T]}, with {"label": float32 or int32 []} for scores or classes, or float32 [H]."""
         if self.source is None:
             raise BertKerasError(
                 f"{self.name} is read from files; give a folder of them, or a file for each split."
@@ -127,7 +131,7 @@ class VectorTraining(Task):
         @tf.autograph.experimental.do_not_convert
         def order(raw: Raw) -> tf.Tensor:
             form = form_of(raw)
-            if form == SCORES:
+            if form in (SCORES, VECTORS):
                 return tf.range(tf.shape(raw[TEXT])[0], dtype=tf.int64)
             arrange, read = (without_repeats, TEXT) if form == PAIRS else (in_twos, LABEL)
             made = tf.numpy_function(lambda rows: arrange(rows, batch_size), [raw[read]], tf.int64)
@@ -147,14 +151,14 @@ class VectorTraining(Task):
         return preprocess(tf.reshape(raw[TEXT], [-1]))
 
     def labels(self, raw: Raw, features: Features) -> tuple[tf.Tensor, tf.Tensor]:
-        """Scores float32 [B], classes int32 [B], or int64 [B, T], equal for equal texts; weights [B] of 1."""
+        """Scores float32 [B], classes int32 [B], vectors float32 [B, H], or int64 [B, T], equal for equal texts; weights of 1."""
         weights = tf.ones(tf.shape(raw[TEXT])[:1])
         if LABEL in raw:
             return raw[LABEL], weights
         return tf.strings.to_hash_bucket_fast(raw[TEXT], 2**62), weights
 
     def loss(self) -> keras.losses.Loss:
-        settings = {name: self._settings[name] for name in ("temperature", "margin")}
+        settings = {name: self._settings[name] for name in ("temperature", "margin", "matryoshka")}
         return BatchLoss(self.loss_name, **settings)
 
     def decode(self, outputs: tf.Tensor, features: Features, raw: Raw) -> dict[str, tf.Tensor]:
@@ -163,6 +167,17 @@ class VectorTraining(Task):
         if len(shape) > 1:
             outputs = tf.reshape(outputs, [-1, shape[1], outputs.shape[-1]])
         return self.decode_features(outputs)
+
+    def cut(self, vectors: tf.Tensor) -> tf.Tensor:
+        """The first `dimension` numbers of vectors [..., H]. Raises BertKerasError for more than they have."""
+        if self.dimension is None:
+            return vectors
+        if self.dimension > vectors.shape[-1]:
+            raise BertKerasError(
+                f"dimension is {self.dimension} and the vectors have {vectors.shape[-1]}; give at most as many."
+            )
+        first = vectors[..., : self.dimension]
+        return keras.ops.normalize(first) if self.l2 else first
 
     # -------------------------------------------------------------------------------------------------------
     # Measures
@@ -177,10 +192,3 @@ class VectorTraining(Task):
     def degenerate(self, predictions: Arrays, raw: Arrays) -> str | None:
         """A measure near 0; of classes, no better than chance cannot be told from this alone."""
         return None if form_of(raw) == CLASSES else super().degenerate(predictions, raw)
-
-
-def _form_in(columns: GroupColumns) -> str:
-    """The form of a file's data."""
-    if columns.label is None:
-        return PAIRS
-    return SCORES if len(columns.texts) == 2 else CLASSES

@@ -5,12 +5,17 @@ from typing import Any
 
 import numpy as np
 
-from bert_keras.model.choices import CLASSES, PAIRS, SCORES
+from bert_keras.model.choices import CLASSES, PAIRS, SCORES, VECTORS
 from bert_keras.tasks.data.text_groups import LABEL, TEXT, form_of
 from bert_keras.tasks.metrics import pearson, spearman
 
 BLOCK = 1024  # queries that are compared at a time
-MEASURES = {PAIRS: ("mrr", "accuracy"), SCORES: ("spearman", "pearson"), CLASSES: ("accuracy",)}
+MEASURES = {
+    PAIRS: ("mrr", "accuracy"),
+    SCORES: ("spearman", "pearson"),
+    CLASSES: ("accuracy",),
+    VECTORS: ("cosine",),
+}
 Arrays = Mapping[str, np.ndarray]
 
 
@@ -78,7 +83,14 @@ def _by_neighbour(vectors: np.ndarray, raw: Arrays) -> Callable[[np.ndarray], di
     return lambda rows: {"accuracy": float(np.mean(right[rows]))}
 
 
-_BY_FORM = {PAIRS: _by_rank, SCORES: _by_score, CLASSES: _by_neighbour}
+def _by_teacher(vectors: np.ndarray, raw: Arrays) -> Callable[[np.ndarray], dict[str, float]]:
+    """The mean cosine of a text's vector and its teacher's."""
+    teacher = unit(raw[LABEL][:, np.newaxis, : vectors.shape[-1]])
+    cosines = np.mean(np.sum(unit(vectors) * teacher, axis=-1), axis=1)
+    return lambda rows: {"cosine": float(np.mean(cosines[rows]))}
+
+
+_BY_FORM = {PAIRS: _by_rank, SCORES: _by_score, CLASSES: _by_neighbour, VECTORS: _by_teacher}
 
 
 def measures_of(vectors: np.ndarray, raw: Arrays) -> Callable[[Any], dict[str, float]]:

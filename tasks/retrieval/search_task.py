@@ -63,6 +63,7 @@ class Search(Embedding):
 
     def decode_features(self, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
         """The outputs of `decode`."""
+        outputs = self.cut(outputs)
         if self.index.header["similarity"] == COSINE:
             outputs /= tf.maximum(tf.norm(outputs, axis=1, keepdims=True), LEAST_LENGTH)
         scores, rows = self.nearest(outputs)
@@ -98,7 +99,7 @@ def make_search(
     """
     index = open_index(path)
     index.check_k(k)
-    run = load_text_encoder(index.model if model is None else model)
+    run = load_text_encoder(index.model if model is None else model, dimension=index.header["dimension"])
     index.check_model(run)
     text = choose_prompt(run, QUERY, prompt)
     if dtype == INT8:

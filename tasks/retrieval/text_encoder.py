@@ -23,8 +23,10 @@ from bert_keras.tasks.training.task_model import config_of, encoder_of
 LEAST_LENGTH = 1e-12  # a shorter vector is not scaled to length 1
 
 
-def load_text_encoder(path: str | pathlib.Path, *, task: Any = None) -> Run:
+def load_text_encoder(path: str | pathlib.Path, *, task: Any = None, dimension: int | None = None) -> Run:
     """A run or a .keras file of an embedding; the vectors of `embedder` for any other checkpoint, by path or name.
+
+    dimension: the first numbers of each vector alone, as many as this; None takes the model's own choice
 
     Raises BertKerasError for a model of another task.
     """
@@ -35,6 +37,8 @@ def load_text_encoder(path: str | pathlib.Path, *, task: Any = None) -> Run:
         raise BertKerasError(
             f"{path} is a model of {run.task.name}, which gives no vectors of texts; give an embedding, or a checkpoint."
         )
+    if dimension is not None and dimension != run.model.output_shape[-1]:
+        run.task.dimension = dimension
     return run
 
 
@@ -87,7 +91,7 @@ class TextEncoder:
     @property
     def dimension(self) -> int:
         """D."""
-        return self.run.model.output_shape[-1]
+        return getattr(self.run.task, "dimension", None) or self.run.model.output_shape[-1]
 
     def __call__(
         self, texts: Sequence[str], *, progress: Callable[[int], None] = lambda done: None

@@ -293,6 +293,8 @@ def embedder(
     loss: str | None = None,
     temperature: float | None = None,
     margin: float | None = None,
+    matryoshka: Sequence[int] | None = None,
+    dimension: int | None = None,
 ) -> TextModel:
     """One vector for each text.
 
@@ -303,12 +305,16 @@ def embedder(
         mean, "weighted_sum_last_four" or "weighted_sum_all"
     loss: a row of VECTOR_LOSSES (bert_keras/model/choices.py); None takes the default for the form of the data
     temperature, margin: of the loss; None takes its own
+    matryoshka: such as [384, 128, 64]: the loss is the sum of those of the first 384, 128 and 64 numbers of each vector, scaled
+        to length 1, so that the first ones do for a smaller index. Source: Kusupati et al. 2022
+    dimension: give the first numbers of each vector, as many as this; None gives all
 
     `fit` takes queries and their positives, fit(queries, positives); fit({"query": ..., "positive": ..., "negative": ...}) with
-    any number of columns that begin with "negative"; fit((a, b), scores); or fit(texts, classes), where classes are whole
-    numbers, or names with a loss of classes. A text is compared with those of its batch, in which no two are equal.
+    any number of columns that begin with "negative"; fit((a, b), scores); fit(texts, classes), where classes are whole numbers,
+    or names with a loss of classes; or fit(texts, vectors), where vectors [N, H] are those of a teacher. A text is compared with
+    those of its batch, in which no two are equal.
     `evaluate` gives the Spearman and Pearson correlation of scores and cosines; for pairs, "mrr" and "accuracy" of each positive
-    among all texts that were given; for classes, "accuracy" of the nearest text.
+    among all texts that were given; for classes, "accuracy" of the nearest text; for vectors, the mean "cosine" with them.
     Predictions: "embedding" float32 [N, H].
     """
     if isinstance(checkpoint, checkpoints.Checkpoint):
@@ -322,6 +328,7 @@ def embedder(
         if seq_length is None and source.vocabulary.max_length:
             seq_length = min(source.vocabulary.max_length, source.config.max_length)
     training: Any = {"loss": loss, "temperature": temperature, "margin": margin}
+    training |= {"matryoshka": matryoshka and tuple(matryoshka), "dimension": dimension}
     problem = Embedding(pooling=pooling or "mean", l2=bool(l2), layers=layers, **training)
     return _build(problem, source, seq_length, dtype)
 
