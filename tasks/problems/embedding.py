@@ -4,7 +4,7 @@ In: {"text": string [B]}. Out: one vector for each text, or one for each word wi
 measures.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import keras
@@ -14,11 +14,12 @@ from keras import ops
 from bert_keras.errors import BertKerasError
 from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_OUTPUTS, EXAMPLE_INDEX, INPUT_MASK, WORD_INDEX
 from bert_keras.fields import field_types
-from bert_keras.io.json_files import FLAG, one_of
+from bert_keras.io.json_files import FLAG, checked_fields, integer, object_of, one_of, or_null
 from bert_keras.io.json_files import TEXT as STRING
 from bert_keras.model.choices import check_layers, is_mixed, places_of
 from bert_keras.model.encoder import BertEncoder, encoder_inputs, gather_positions, pooled_position
 from bert_keras.model.heads import mean_of_tokens
+from bert_keras.model.kernels import ACTIVATIONS
 from bert_keras.tasks.data.sources import Source
 from bert_keras.tasks.options import FeatureOptions, WindowOptions
 from bert_keras.tasks.task import Features, Raw, Task
@@ -26,13 +27,24 @@ from bert_keras.text.preprocessing import Preprocessor
 from bert_keras.text.words import TEXT, find_words, take_text
 
 VECTOR = "embedding"
-
+POOLING_MASK = "pooling_mask"  # int32 [B, S], the input mask without the tokens of the prompt
+DENSE = "sentence_dense"  # the name of the dense layer after the pooling
 
 # States [B, S, H], mask float [B, S, 1] and the pooled position int32 [B, 1] -> [B, H]. Special tokens count like other tokens.
 POOLINGS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "mean": lambda states, mask, position: mean_of_tokens(states, mask),
     "cls": lambda states, mask, position: gather_positions(states, position)[:, 0],
     "max": lambda states, mask, position: ops.max(ops.where(mask > 0, states, -1e9), axis=1),
+    # Position t weighs t, counted from 1 at [CLS].
+    "weighted_mean": lambda states, mask, position: mean_of_tokens(
+        states, mask * ops.cumsum(ops.ones_like(mask), axis=1)
+    ),
+    "mean_sqrt_length": lambda states, mask, position: (
+        ops.sum(states * mask, axis=1) / ops.sqrt(ops.maximum(ops.sum(mask, axis=1), 1))
+    ),
+    "last": lambda states, mask, position: gather_positions(
+        states, ops.expand_dims(pooled_position(mask[..., 0], causal=True), -1)
+    )[:, 0],
 }
 
 
@@ -41,7 +53,8 @@ class Pooling(keras.layers.Layer):
     """Pools the states of each text: float32 [B, S, H], mask int32 [B, S] -> float32 [B, H].
 
     how: a key of POOLINGS
-    causal: True pools the last real position, because the first one does not see the text
+    causal: True pools the last position of the mask, because the first one does not see the text
+    mask: 1 on the tokens that count; padding is at the end
     """
 
     def __init__(self, how: str, *, causal: bool, name: str = "pooling", dtype: Any = "float32") -> None:
@@ -51,7 +64,9 @@ class Pooling(keras.layers.Layer):
 
     def call(self, states: Any, mask: Any) -> Any:
         """A layer, because symbolic tensors lack the shapes that pooling needs."""
-        position = ops.expand_dims(pooled_position(mask, causal=self.causal), -1)
+        first = ops.argmax(mask, axis=1)  # not 0 where the mask leaves out a prompt
+        last = pooled_position(mask, causal=True)
+        position = ops.expand_dims(ops.cast(last if self.causal else first, "int32"), -1)
         real = ops.expand_dims(ops.cast(mask, states.dtype), -1)
         return POOLINGS[self.how](states, real, position)
 
@@ -91,33 +106,95 @@ class _Vectors(Task):
 
 
 class Embedding(_Vectors):
-    """One vector for each text.
+    """One vector for each text: the prompt before the text, the encoder, pooling, a dense layer, and the scaling.
 
     pooling: a key of POOLINGS
     l2: True scales vectors to length 1
     layers: a row of the paper's Table 7, or numbers of layers, as in `places_of`
+    dense_size: the size D of a dense layer on the pooled states; None for no such layer
+    dense_activation, dense_bias: of that layer; a key of ACTIVATIONS
+    prompts: the name of a prompt -> the text that stands before each text
+    prompt: the name of the prompt that texts get; None for none
+    include_prompt: False leaves [CLS] and the tokens of the prompt out of the pooling, not out of the encoder
 
-    Raises BertKerasError for an unknown pooling or layer.
+    Raises BertKerasError for an unknown pooling, layer, activation or prompt.
     """
 
     kind = "embedding"
     names = (kind,)
     name = kind
-    kinds = {"pooling": one_of(POOLINGS), "l2": FLAG, "layers": STRING}
+    kinds = {
+        **{"pooling": one_of(POOLINGS), "l2": FLAG, "layers": STRING},
+        **{"dense_size": or_null(integer(1, 1 << 20)), "dense_activation": one_of(ACTIVATIONS)},
+        **{
+            "dense_bias": FLAG,
+            "prompts": object_of(STRING),
+            "prompt": or_null(STRING),
+            "include_prompt": FLAG,
+        },
+    }
+    optional = ("dense_size", "dense_activation", "dense_bias", "prompts", "prompt", "include_prompt")
+    other_layers = (DENSE,)
 
     def __init__(
-        self, *, pooling: str = "mean", l2: bool = False, layers: str = FeatureOptions.layers
+        self,
+        *,
+        pooling: str = "mean",
+        l2: bool = False,
+        layers: str = FeatureOptions.layers,
+        dense_size: int | None = None,
+        dense_activation: str = "tanh",
+        dense_bias: bool = True,
+        prompts: Mapping[str, str] | None = None,
+        prompt: str | None = None,
+        include_prompt: bool = True,
     ) -> None:
         if pooling not in POOLINGS:
             raise BertKerasError(f"pooling is {pooling!r}; give one of {', '.join(POOLINGS)}.")
         check_layers(layers)
         self.pooling, self.l2, self.layers = pooling, l2, layers
+        self.dense_size, self.dense_activation, self.dense_bias = dense_size, dense_activation, dense_bias
+        self.prompts = {} if prompts is None else dict(prompts)
+        self.prompt, self.include_prompt = prompt, include_prompt
+        checked_fields(
+            {name: getattr(self, name) for name in self.optional},
+            {name: self.kinds[name] for name in self.optional},
+            where="the embedding",
+        )
+        if prompt is not None and prompt not in self.prompts:
+            raise BertKerasError(
+                f"there is no prompt {prompt!r}; the prompts are {', '.join(self.prompts) or 'none: give prompts'}."
+            )
+        self.model_features = () if include_prompt else (POOLING_MASK,)
+
+    def with_prompt(self, prompt: str | None) -> "Embedding":
+        """The same vectors of texts with another prompt; None for no prompt. Raises BertKerasError for an unknown name."""
+        return type(self)(**{name: getattr(self, name) for name in self.kinds} | {"prompt": prompt})
+
+    def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
+        """Raw [B] -> Features int32 [B, S] of the prompt and the text, and POOLING_MASK where the prompt is left out."""
+        prompt = self.prompts[self.prompt] if self.prompt is not None else ""
+        text = tf.strings.join([prompt, raw[TEXT]]) if prompt else raw[TEXT]
+        features = preprocess(text)
+        if self.include_prompt:
+            return features
+        real = features[INPUT_MASK]
+        # The prompt alone has the same tokens, framed by [CLS] and [SEP]; the last one is not there before a text.
+        length = tf.reduce_sum(preprocess(tf.constant([prompt]))[INPUT_MASK]) - 1 if prompt else 0
+        after = tf.cast(tf.range(tf.shape(real)[1]) >= length, real.dtype)
+        return features | {POOLING_MASK: real * after}
 
     def model(self, encoder: BertEncoder) -> keras.Model:
-        """Features -> vectors float32 [B, H]. Raises BertKerasError where the encoder has too few layers."""
+        """Features -> vectors float32 [B, H] or [B, D]. Raises BertKerasError where the encoder has too few layers."""
         inputs = encoder_inputs(config=encoder.config)
-        pool = Pooling(self.pooling, causal=encoder.config.causal)
-        vectors = pool(_states(encoder, inputs, self.layers), inputs[INPUT_MASK])
+        states = _states(encoder, inputs, self.layers)
+        if not self.include_prompt:
+            inputs[POOLING_MASK] = keras.Input((None,), dtype="int32", name=POOLING_MASK)
+        mask = inputs[INPUT_MASK if self.include_prompt else POOLING_MASK]
+        vectors = Pooling(self.pooling, causal=encoder.config.causal)(states, mask)
+        if self.dense_size is not None:
+            dense = keras.layers.Dense(self.dense_size, use_bias=self.dense_bias, name=DENSE, dtype="float32")
+            vectors = ACTIVATIONS[self.dense_activation](dense(vectors))
         return keras.Model(inputs, ops.normalize(vectors) if self.l2 else vectors, name="embedding_model")
 
     def decode_features(self, outputs: tf.Tensor) -> dict[str, tf.Tensor]:

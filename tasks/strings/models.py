@@ -290,14 +290,20 @@ def embedder(
     layers: str = FeatureOptions.layers,
     seq_length: int | None = None,
     dtype: Any = None,
+    **options: Any,
 ) -> TextModel:
     """One vector for each text; nothing to train.
 
-    pooling: "mean", "cls" or "max" over the tokens; None takes that of a sentence-transformers folder, else the mean
+    pooling: over the tokens: "mean", "cls", "max", "weighted_mean", "mean_sqrt_length" or "last"; None takes that of a
+        sentence-transformers folder, else the mean
     l2: True scales vectors to length 1; None takes a sentence-transformers folder's choice, else False
     seq_length: as in `classifier`; None takes the length of a sentence-transformers folder, if the encoder has as many positions
     layers: a row of the paper's Table 7: "last", "second_to_last", "embeddings", "concat_last_four", or, for the
         mean, "weighted_sum_last_four" or "weighted_sum_all"
+    options: the other arguments of `Embedding`: dense_size, dense_activation, dense_bias, prompts, prompt, include_prompt. Left
+        out, they are those of a sentence-transformers folder
+
+    `predict(texts, prompt="query")` puts another of the prompts before the texts.
 
     Predictions: "embedding" float32 [N, H].
     """
@@ -311,7 +317,11 @@ def embedder(
         l2 = settings.l2 if l2 is None else l2
         if seq_length is None and source.vocabulary.max_length:
             seq_length = min(source.vocabulary.max_length, source.config.max_length)
-    problem = Embedding(pooling=pooling or "mean", l2=bool(l2), layers=layers)
+    if unknown := [name for name in options if name not in Embedding.optional]:
+        raise BertKerasError(
+            f"there is no argument {unknown[0]}; give one of {', '.join(Embedding.optional)}."
+        )
+    problem = Embedding(pooling=pooling or "mean", l2=bool(l2), layers=layers, **options)
     return _build(problem, source, seq_length, dtype)
 
 

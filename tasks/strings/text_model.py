@@ -79,6 +79,7 @@ class TextModel(text_model_parts.Described, Reported, TrainingSteps, keras.Model
         self._schedule: Hparams | None = None  # of BERT's optimizer; `fit` counts its steps
         self._parts = None if bilstm_of(network) is None else FrozenNetwork(network)
         self._predict: text_model_parts.TracedPrediction | None = None
+        self._prompted = text_model_parts.Prompted()
         self._validation: Any = None  # the measures of `fit`'s validation data
         self._measured: tuple[str, ...] = ()  # names that `evaluate` gives beside the problem's own
         self._late: tuple[str, ...] = ()  # names in `compile` that only `evaluate` measures
@@ -311,15 +312,20 @@ class TextModel(text_model_parts.Described, Reported, TrainingSteps, keras.Model
         verbose: Any = "auto",
         steps: int | None = None,
         callbacks: Any = None,
+        *,
+        prompt: str | None = None,
     ) -> Predictions | Any:
         """The decoded predictions [N, ...] by name, in the order of the texts; strings as str; "label_names" of "probabilities".
 
         x: texts as `fit` takes them; features give logits, as in Keras
         steps: batches to predict; None takes all
+        prompt: of an embedder, the name of the prompt that stands before each text; None takes that of `problem`
 
         Each replica of the model's strategy computes its rows. Several workers must all call it, with the same texts.
         `frame()` of the result is a pandas data frame.
         """
+        if prompt is not None:
+            return self.prompted(prompt).predict(x, batch_size, verbose, steps, callbacks)
         if has_features(x):
             with graph_errors():
                 outputs = super().predict(
@@ -336,6 +342,17 @@ class TextModel(text_model_parts.Described, Reported, TrainingSteps, keras.Model
         predictions = {name: text_model_parts.decode_strings(values) for name, values in predictions.items()}
         predictions = with_label_names(self.problem, predictions, np.broadcast_to)
         return Predictions(predictions, self.problem, texts, index_of(x))
+
+    def prompted(self, prompt: str | None) -> "TextModel":
+        """The model, with the same weights, whose texts get another prompt: to predict, save or export.
+
+        Raises BertKerasError for an unknown prompt, and for a problem without prompts.
+        """
+        if not hasattr(self.problem, "with_prompt"):
+            raise BertKerasError(f"{self.problem.name} has no prompts; leave prompt out.")
+        problem = self.problem.with_prompt(prompt)
+        with self.distribute_strategy.scope():
+            return self._prompted.of(self, problem, TextModel)
 
     def records(self, x: Any, batch_size: int | None = None) -> list[dict[str, Any]]:
         """The predictions of each text as plain values, as `bert-keras predict` prints them in JSON: entities are dicts."""

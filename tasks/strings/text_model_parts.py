@@ -207,6 +207,21 @@ class TracedPrediction:
         return len(read) != len(self._read) or any(a is not b for a, b in zip(read, self._read, strict=True))
 
 
+class Prompted:
+    """The models of other prompts, which share a model's network, by prompt: each is traced once. A plain object, as above."""
+
+    def __init__(self) -> None:
+        self._made: dict[str | None, Any] = {}
+
+    def of(self, model: Any, problem: Any, make: Callable[..., Any]) -> Any:
+        """The model of a problem that differs from the model's own in its prompt."""
+        made: Any = self._made.get(problem.prompt)
+        kept = made is not None and made.preprocess is model.preprocess and made.network is model.network
+        if not kept or made.problem.to_json() != problem.to_json():
+            made = self._made[problem.prompt] = make(problem, model.preprocess, model.network)
+        return made
+
+
 def _list_read(model: Any) -> list[Any]:
     parts = [model.problem, model.preprocess, model.vectors, *model.network.variables]
     return [*parts, *vars(model.problem).values(), *vars(model.preprocess).values()]
