@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from bert_keras import checkpoints
@@ -37,7 +38,7 @@ from bert_keras.tasks.options import (
     WindowOptions,
 )
 from bert_keras.tasks.problems.classification import TextClassification, own_type
-from bert_keras.tasks.problems.embedding import Embedding
+from bert_keras.tasks.problems.embedding import DENSE, Embedding
 from bert_keras.tasks.problems.fill_mask import FillMask
 from bert_keras.tasks.problems.multiple_choice import MultipleChoice
 from bert_keras.tasks.problems.next_sentence import NextSentence
@@ -312,17 +313,40 @@ def embedder(
     else:
         settings = read_sentence_settings(checkpoints.resolve(checkpoint).path)
         source = checkpoints.source_of(checkpoint if settings is None else settings.model)
-    if settings is not None:
-        pooling = settings.pooling if pooling is None else pooling
-        l2 = settings.l2 if l2 is None else l2
-        if seq_length is None and source.vocabulary.max_length:
-            seq_length = min(source.vocabulary.max_length, source.config.max_length)
     if unknown := [name for name in options if name not in Embedding.optional]:
         raise BertKerasError(
             f"there is no argument {unknown[0]}; give one of {', '.join(Embedding.optional)}."
         )
+    dense: Sequence[np.ndarray] = ()
+    if settings is None and pooling is None:
+        note(
+            "the checkpoint has no settings of pooling: the mean of the tokens' states is assumed; give pooling"
+        )
+    if settings is not None:
+        dense = () if "dense_size" in options else settings.dense
+        kept = dict(settings.options)
+        kept |= {"prompt": None} if "prompts" in options else {}
+        options = kept | options
+        pooling = settings.pooling if pooling is None else pooling
+        l2 = settings.l2 if l2 is None else l2
+        if seq_length is None and source.vocabulary.max_length:
+            seq_length = min(source.vocabulary.max_length, source.config.max_length)
     problem = Embedding(pooling=pooling or "mean", l2=bool(l2), layers=layers, **options)
-    return _build(problem, source, seq_length, dtype)
+    model = _build(problem, source, seq_length, dtype)
+    if dense:
+        _set_dense(model, dense)
+    return model
+
+
+def _set_dense(model: TextModel, weights: Sequence[np.ndarray]) -> None:
+    """Gives the dense layer after the pooling its weights. Raises BertKerasError where the states have another width."""
+    layer = model.network.get_layer(DENSE)
+    if layer.kernel.shape != weights[0].shape:
+        raise BertKerasError(
+            f"the dense layer reads vectors of {weights[0].shape[0]}, and the pooling gives {layer.kernel.shape[0]}; leave "
+            "layers out."
+        )
+    layer.set_weights(weights)
 
 
 def load(
