@@ -7,6 +7,7 @@ from exports import untrained
 from random_checkpoints import refused
 from runs import texts, write_checkpoint
 
+import bert_keras as bk
 from bert_keras.features import ENCODER_OUTPUTS, EXAMPLE_INDEX, INPUT_MASK, WORD_INDEX
 from bert_keras.tasks.batches import predict
 from bert_keras.tasks.problems.embedding import Embedding, WordEmbedding
@@ -93,3 +94,30 @@ def test_bad_settings(checkpoint):
     refused("needs 4 blocks and the encoder has 2", run_of, Embedding(layers="concat_last_four"), checkpoint)
     message = "seq_length is 500 and the encoder has 48 positions"
     refused(message, run_of, Embedding(), checkpoint, seq_length=500)
+
+
+PROMPTS = {"query": "good movie ", "document": ""}
+
+
+@pytest.mark.parametrize("include_prompt", [True, False])
+def test_prompts_dense_and_weights_are_those_of_numpy(checkpoint, include_prompt, tmp_path):
+    options = {"prompts": PROMPTS, "include_prompt": include_prompt, "dense_size": 5}
+    model = bk.embedder(checkpoint, pooling="weighted_mean", l2=True, seq_length=40, **options)
+    dense = model.network.get_layer("sentence_dense")
+    run = untrained(Embedding(layers="last"), checkpoint)
+    states, real = states_of(run, run.preprocess(tf.constant([PROMPTS["query"] + text for text in TEXTS])))
+    left = 0 if include_prompt else 3  # [CLS] good movie
+    weights = (np.arange(real.shape[1]) + 1.0) * real * (np.arange(real.shape[1]) >= left)
+    pooled = (states * weights[..., None]).sum(1) / weights.sum(1, keepdims=True)
+    expected = np.tanh(pooled @ dense.kernel.numpy() + dense.bias.numpy())
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    found = model.predict(TEXTS, prompt="query", verbose=0)["embedding"]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    plain = model.predict(TEXTS, verbose=0)["embedding"]
+    assert abs(plain - found).max() > 1e-3
+    np.testing.assert_array_equal(model.predict(TEXTS, prompt="document", verbose=0)["embedding"], plain)
+    query = model.prompted("query")
+    query.save(tmp_path / "query.keras")
+    again = bk.load(tmp_path / "query.keras").predict(TEXTS, verbose=0)["embedding"]
+    np.testing.assert_array_equal(again, found)
+    refused("no prompt 'x'; the prompts are query, document", model.predict, TEXTS, prompt="x")

@@ -80,9 +80,15 @@ def test_vectors_are_those_of_transformers_states(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"modules": (TRANSFORMER, POOLING, DENSE)}, "the modules Transformer, Pooling, Dense; wanted"),
+        (
+            {"modules": (TRANSFORMER, POOLING, NORMALIZE, DENSE)},
+            "Transformer, Pooling, Normalize, Dense; wanted",
+        ),
+        (
+            {"modules": (TRANSFORMER, POOLING | {"type": "os.system"})},
+            "a module of the type 'os.system', which is not supported",
+        ),
         ({"pooling_mode_cls_token": True}, "the pooling cls and mean in 1_Pooling/config.json"),
-        ({"pooling_mode_mean_sqrt_len_tokens": True}, "pooling_mode_mean_sqrt_len_tokens=True in"),
         (
             {"modules": (TRANSFORMER, POOLING | {"path": "../x"})},
             "names the folder '../x', which is not in its folder",
@@ -113,4 +119,30 @@ def test_settings_of_the_whole_folder(tmp_path):
     with pytest.warns(UserWarning, match=r"not followed: pooling_mode_sum in 1_Pooling/config.json\.$"):
         bk.embedder(path)
     (path / "config_sentence_transformers.json").write_text('{"default_prompt_name": "query"}')
-    refused("default_prompt_name='query' in config_sentence_transformers.json", bk.embedder, path)
+    refused("default_prompt_name is 'query', which prompts lacks", bk.embedder, path)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(
+    ("pooling", "include", "dense"),
+    [("cls", True, None), ("weightedmean", False, "Tanh"), ("lasttoken", True, "Identity")],
+)
+def test_vectors_are_those_of_sentence_transformers(tmp_path, pooling, include, dense):
+    torch, library = pytest.importorskip("torch"), pytest.importorskip("sentence_transformers")
+    path = write(tmp_path / "encoder", modules=(TRANSFORMER,))
+    (path / "modules.json").unlink()
+    kinds = library.sentence_transformer.modules
+    modules = [
+        kinds.Transformer(str(path), max_seq_length=10),
+        kinds.Pooling(8, pooling, include_prompt=include),
+    ]
+    if dense:
+        modules += [kinds.Dense(8, 5, activation_function=getattr(torch.nn, dense)()), kinds.Normalize()]
+    prompts = {"query": "b un ", "document": ""}
+    theirs = library.SentenceTransformer(modules=modules, prompts=prompts, device="cpu")
+    theirs.save(str(tmp_path / "st"))
+    ours = bk.embedder(tmp_path / "st")
+    for prompt in (None, "query"):
+        wanted = theirs.encode(TEXTS, prompt_name=prompt)
+        found = ours.predict(TEXTS, prompt=prompt, verbose=0)["embedding"]
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
