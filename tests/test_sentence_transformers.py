@@ -13,6 +13,8 @@ from small_tasks import write_columns
 
 import bert_keras as bk
 from bert_keras import checkpoints
+from bert_keras.savedmodels.runtimes import check_task
+from bert_keras.tasks.problems.embedding import Embedding
 
 pytestmark = pytest.mark.long
 
@@ -188,9 +190,17 @@ def test_all_settings_reach_training_runs_and_exports(tmp_path, capfd):
         assert again.problem.to_json() == model.problem.to_json()
         np.testing.assert_allclose(again.predict(TEXTS, verbose=0)["embedding"], wanted, atol=1e-5)
     assert "2_Dense/model.safetensors" in json.loads((tmp_path / "run" / "results.json").read_text())["files"]
+    code, out, err = run_command(
+        capfd, "convert", "--from", path, "--to", tmp_path / "other", "--format", "hugging-face"
+    )
+    assert code == 0 and "left out: modules.json and its modules" in out, err
     export = ["export", "--output", tmp_path / "served", "--run", tmp_path / "run"]
-    code, _, err = run_command(capfd, *export, "--format", "onnx")
-    assert code == 1 and "pools no prompt, which only a SavedModel does" in err
+    refused("pools no prompt, which only a SavedModel does", check_task, model.problem)
+    refused(
+        "puts the prompt 'query' before texts, which",
+        check_task,
+        Embedding(prompts={"query": "a "}, prompt="query"),
+    )
     code, _, err = run_command(capfd, *export, "--prompt", "document")
     assert code == 0, err
     served = tf.saved_model.load(str(tmp_path / "served" / "1")).signatures["serving_default"]

@@ -120,7 +120,7 @@ def sentence_folder(path: str | pathlib.Path) -> pathlib.Path | None:
 def encoder_folder(folder: pathlib.Path) -> pathlib.Path:
     """The folder of the encoder: the folder itself, or the one inside it that modules.json of older versions names."""
     path = folder / MODULES
-    if not path.is_file():
+    if (folder / "config.json").is_file() or not path.is_file():
         return folder
     named = (one["path"] for one in _read_modules(path) if _TYPES.get(one["type"]) == "Transformer")
     return folder / next(named, "")
