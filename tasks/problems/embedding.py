@@ -118,10 +118,11 @@ class Embedding(VectorTraining):
         given = self._settings
         check_layers(given["layers"] or FeatureOptions.layers)
         defaults = {"pooling": "mean", "l2": False, "layers": FeatureOptions.layers, "prompts": {}}
-        defaults |= {"dense_activation": "tanh", "dense_bias": True, "include_prompt": True}
+        defaults |= {} if given["dense_size"] is None else {"dense_activation": "tanh", "dense_bias": True}
         self._settings = given | {key: value for key, value in defaults.items() if given[key] is None}
         self._given = {name: value for name, value in given.items() if value is not None}
         vars(self).update({name: self._settings[name] for name in Embedding.__annotations__})
+        self.include_prompt = given["include_prompt"] is not False
         if self.prompt is not None:
             self.find_prompt(self.prompt)
         self.model_features = () if self.include_prompt else (POOLING_MASK,)
