@@ -15,7 +15,7 @@ from typing import Any
 
 from bert_keras.cli.console import PATH, SEVERAL, Command, EndNow, note, say, start, table
 from bert_keras.errors import BertKerasError, MissingFileError, one_line
-from bert_keras.fields import add_flags, flag_of, given_settings
+from bert_keras.fields import add_flags, flag_of, given_settings, names_of
 from bert_keras.io.formats import RESULTS_FILE, command_in
 from bert_keras.io.json_files import as_json
 from bert_keras.io.own_code import is_own
@@ -31,6 +31,7 @@ from bert_keras.tasks.commands.flags import (
     task_settings,
 )
 from bert_keras.tasks.options import (
+    OWN,
     SAVED_MODEL,
     ExportOptions,
     HubOptions,
@@ -76,8 +77,8 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
 def _run_export(args: argparse.Namespace) -> None:
     options = ExportOptions(**given_settings(args, ExportOptions))
     of_search = given_settings(args, IndexOptions)
-    if of_search and not args.index:
-        raise BertKerasError(f"{flag_of(next(iter(of_search)))} applies only to a search; give --index.")
+    if (unread := [name for name in of_search if name != "prompt"]) and not args.index:
+        raise BertKerasError(f"{flag_of(unread[0])} applies only to a search; give --index.")
     if bool(args.run) == bool(args.checkpoint) and (args.run or not args.index):
         raise BertKerasError(EITHER)
     check_paths(args)
@@ -92,7 +93,7 @@ def _run_export(args: argparse.Namespace) -> None:
     from bert_keras.tasks.runs.ensemble import at_precision
 
     check_export(to_path(args.output), target=args.target)
-    made = _search_to_export(args, options) if args.index else _run_to_export(args, options)
+    made = _search_to_export(args, options) if args.index else _prompted(_run_to_export(args, options), args)
     made = dataclasses.replace(made, task=adjusted(made.task, args))
     run = at_precision(made, getattr(args, "precision", None))
     slow_precision(precision_of(run.model))
@@ -105,7 +106,7 @@ def _search_to_export(args: argparse.Namespace, options: ExportOptions) -> Any:
     """The search of --index as a run. Raises BertKerasError for another model, for its options, and for k over the texts."""
     from bert_keras.tasks.retrieval.search_task import make_search
 
-    given = [options.embedding, options.seq_length, options.l2, options.layers, *task_settings(args)]
+    given = [options.embedding, options.seq_length, options.l2, options.layers, *_task_settings(args)]
     given.append("dimension" in args)
     if any(given) or args.task or len(args.run or ()) > 1:
         raise BertKerasError(
@@ -116,6 +117,22 @@ def _search_to_export(args: argparse.Namespace, options: ExportOptions) -> Any:
     return make_search(
         args.index, model=model, k=settings.k, dtype=settings.vectors, prompt=settings.prompt, log=say
     )
+
+
+def _task_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The given options of the checkpoint's task; an embedding's flags are those of this command."""
+    others = (*names_of(ExportOptions), *names_of(IndexOptions))
+    return {name: value for name, value in task_settings(args).items() if name not in others}
+
+
+def _prompted(run: Any, args: argparse.Namespace) -> Any:
+    """The run whose texts get the prompt of --prompt. Raises BertKerasError for a task without prompts."""
+    from bert_keras.tasks.problems.embedding import Embedding
+
+    prompt = given_settings(args, IndexOptions).get("prompt")
+    if prompt is not None and not isinstance(run.task, Embedding):
+        raise BertKerasError(f"{run.task.name} has no prompts; leave --prompt out.")
+    return run if prompt is None else dataclasses.replace(run, task=run.task.with_prompt(prompt))
 
 
 def _export_to_runtime(args: argparse.Namespace, options: ExportOptions) -> None:
@@ -134,7 +151,7 @@ def _export_to_runtime(args: argparse.Namespace, options: ExportOptions) -> None
         raise BertKerasError(
             f"--dimension applies only to a {SAVED_MODEL}; leave it out: {options.format} gives all numbers."
         )
-    run = _run_to_export(args, options, check=check_task)
+    run = _prompted(_run_to_export(args, options, check=check_task), args)
     if precision not in RUNTIMES[options.format].convert:  # else it is the format of the weights alone
         slow_precision(precision)
     found = export_to(run, args.output, options.format, **how)
@@ -151,15 +168,13 @@ def _run_to_export(
 
     check: called with the task before any weights are read or downloaded; not for a `.keras` file, which is read as a whole
     """
-    from bert_keras.checkpoints import resolve
-    from bert_keras.checkpoints.sentence_transformers import read_sentence_settings
     from bert_keras.tasks.problems.embedding import Embedding, WordEmbedding
     from bert_keras.tasks.runs.ensemble import load_runs
     from bert_keras.tasks.runs.own_head import own_run
     from bert_keras.tasks.runs.run_folder import KERAS, run_of, task_of
     from bert_keras.tasks.runs.task_types import open_task
 
-    of_task, own = task_settings(args), args.task if is_own(args.task or "") else None
+    of_task, own = _task_settings(args), args.task if is_own(args.task or "") else None
     given = [args.checkpoint, options.embedding, options.seq_length, options.l2, options.layers]
     if args.run and args.task == own and not any(given) and not of_task:
         for path in args.run:
@@ -186,10 +201,8 @@ def _run_to_export(
     elif options.embedding == "word":
         task = WordEmbedding(layers=layers)
     else:
-        assert options.embedding  # refused above
-        sentence = read_sentence_settings(resolve(args.checkpoint, weights=False).path)
-        l2 = options.l2 or (sentence is not None and sentence.l2)
-        task = Embedding(pooling=options.embedding, l2=l2, layers=layers)
+        pooling = None if options.embedding == OWN else options.embedding
+        task = Embedding(pooling=pooling, l2=options.l2 or None, layers=layers)
     check(task)
     return run_of(task, args.checkpoint, seq_length=options.seq_length)
 

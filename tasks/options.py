@@ -11,11 +11,12 @@ from typing import Any
 
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import Checked, like, setting, wrong_setting
-from bert_keras.model.choices import LAYERS, POOLINGS, VECTOR_LOSSES
+from bert_keras.model.choices import DENSE_ACTIVATIONS, LAYERS, VECTOR_LOSSES, VECTOR_POOLINGS
 from bert_keras.tasks.hparams import Hparams
 
 MAX_OPTION = 1_000_000  # the upper bound for options that are counts
 MAX_CHOICES = 1_000
+OWN = "own"  # the pooling that a sentence-transformers folder says
 
 # -----------------------------------------------------------------------------------------------------------
 # Options of the tasks. An option of several tasks means the same in all of them.
@@ -90,8 +91,7 @@ class ClassifierOptions(Checked):
 
     pooling: str = setting(
         "pooled",
-        help="input of the classifier: the pooled output, or concat with maximum and mean too; embedding: the vector of the "
-        "tokens of a text",
+        help="input of the classifier: the pooled output, or concat with maximum and mean too",
         choices=("pooled", "concat"),
     )
     doc_stride: int | None = like(
@@ -175,24 +175,43 @@ class FillMaskOptions(Checked):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class VectorOptions(Checked):
-    """Options for the vectors of texts."""
-
-    pooling: str = setting(
-        POOLINGS[0], help="embedding: pool the tokens of a text into one vector", choices=POOLINGS
-    )
-    l2: bool = setting(False, help="embedding: scale the vectors of texts to length 1")
-    layers: str = setting(
-        "last",
-        help="embedding: layers to combine into a vector; sums have equal weights",
-        choices=tuple(LAYERS),
-    )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbeddingOptions(Checked):
-    """Options for learning vectors of texts. None of a temperature or a margin takes that of the loss."""
+    """Options for vectors of texts and their learning. None of a temperature or a margin takes that of the loss.
 
+    include_prompt: False leaves [CLS] and the tokens of the prompt out of the pooling, not out of the encoder
+    """
+
+    pooling: str | None = setting(
+        None, help="embedding: pool the tokens of a text into one vector", choices=VECTOR_POOLINGS
+    )
+    l2: bool | None = setting(None, help="embedding: scale vectors to length 1")
+    layers: str | None = setting(
+        None, help="embedding: the layers of a vector, as in features (default: last)"
+    )
+    dense_size: int | None = setting(
+        None,
+        help="embedding: numbers that a dense layer makes of a pooled vector (default: no such layer)",
+        at_least=1,
+        at_most=1 << 20,
+    )
+    dense_activation: str | None = setting(
+        None, help="embedding: of the dense layer (default: tanh)", choices=DENSE_ACTIVATIONS
+    )
+    dense_bias: bool | None = setting(None, help="embedding: a bias in the dense layer (default: yes)")
+    prompts: dict[str, str] | None = setting(
+        None,
+        help="embedding: the name of a prompt and the text that it puts before a text; of pairs, the query gets query, and the "
+        "others document, passage or corpus",
+    )
+    prompt: str | None = setting(
+        None, help="embedding: the name of the prompt before other texts (default: none)"
+    )
+    include_prompt: bool | None = setting(
+        None, help="embedding: pool the tokens of the prompt too (default: yes)"
+    )
+    similarity: str | None = setting(
+        None, help="embedding: how a search compares the vectors: cosine or dot (default: cosine)"
+    )
     loss: str | None = setting(
         None,
         help="embedding: what the vectors learn (default: multiple_negatives_ranking of pairs, cosent of pairs with scores, "
@@ -224,6 +243,8 @@ class EmbeddingOptions(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not all(isinstance(text, str) for text in (self.prompts or {}).values()):
+            raise wrong_setting(self, "prompts", "an object of texts")
         for name in ("temperature", "margin"):
             if getattr(self, name) is not None and (
                 self.loss is None or getattr(VECTOR_LOSSES[self.loss], name) is None
@@ -320,7 +341,6 @@ TASK_OPTIONS = (
     TaggingOptions,
     ChoiceOptions,
     FillMaskOptions,
-    VectorOptions,
     EmbeddingOptions,
 )
 
@@ -439,12 +459,13 @@ class ExportOptions(Checked):
 
     embedding: str | None = setting(
         None,
-        help="with --checkpoint: pool the tokens of a text into one vector, or give one vector for each word",
-        choices=(*POOLINGS, "word"),
+        help="with --checkpoint: pool the tokens of a text into one vector (own: as its sentence-transformers folder does), or "
+        "give one vector for each word",
+        choices=(*VECTOR_POOLINGS, OWN, "word"),
     )
-    l2: bool = like(VectorOptions, "l2")
+    l2: bool = setting(False, help="scale the vectors of texts to length 1")
     layers: str | None = like(
-        VectorOptions,
+        FeatureOptions,
         "layers",
         default=None,
         help="layers to combine into a vector; sums have equal weights (default: last)",
@@ -501,7 +522,7 @@ class IndexOptions(Checked):
     prompt: str | None = setting(
         None,
         help="the name of the model's prompt before each text (default: document, passage or corpus for the texts of an index, "
-        "and query for queries, where the model has one)",
+        "and query for queries, where the model has one; else the model's own prompt)",
     )
     dimension: int | None = like(EmbeddingOptions, "dimension")
     k: int = setting(10, help="texts in an answer, the nearest first", at_least=1, at_most=MAX_OPTION)

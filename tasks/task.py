@@ -176,6 +176,13 @@ class Problem(Protocol):
         """
         return None
 
+    def started_from(self, checkpoint: Checkpoint) -> tuple[Self, Checkpoint]:
+        """The problem with the settings that a checkpoint has for it and the user did not give; the checkpoint with the weights.
+
+        By default both as they are.
+        """
+        return self, checkpoint
+
     def check_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Raises BertKerasError for a checkpoint whose weights the problem cannot start from. By default takes any."""
         return

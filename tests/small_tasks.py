@@ -146,7 +146,11 @@ CASES = {
         write_documents, f"pretrain --recipe bert {PRETRAINING} --held-out 0.3 --held-out-instances 8"
     ),
     "electra": Case(write_documents, f"pretrain --recipe electra {PRETRAINING}"),
-    "embedding": Case(write_pairs, "finetune --task embedding --micro-batch 3"),
+    "embedding": Case(
+        write_pairs,
+        "finetune --task embedding --micro-batch 3 --pooling weighted_mean --dense-size 6 --no-include-prompt "
+        '--prompts {"query":"good"}',
+    ),
     "masks": Case(write_masks, "finetune --task fill-mask", start="pretraining"),
 }
 

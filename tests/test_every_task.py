@@ -88,7 +88,7 @@ def test_a_finished_run_measures_answers_and_serves(name, finished, tmp_path):
         examples = run.task.examples("validation")
         expected, raw = predict(run.task, run.preprocess, run.model, examples, batch_size=7)
         measures = {f"val_{key}": value for key, value in run.task.evaluate(expected, raw)}
-        assert measures == pytest.approx(runs.results(made.run)["measures"], rel=1e-5)
+        assert measures == pytest.approx(runs.results(made.run)["measures"], rel=1e-5, abs=1e-5)
         asked = next(iter(examples.batch(ROWS)))
     if name in PRETRAINED or name in (
         "tags",

@@ -13,6 +13,7 @@ import tensorflow as tf
 from random_checkpoints import refused
 from runs import run_command
 
+import bert_keras as bk
 from bert_keras.savedmodels import verify
 from bert_keras.savedmodels.export import export
 from bert_keras.tasks.retrieval import nearest
@@ -21,7 +22,7 @@ from bert_keras.tasks.retrieval.collection import Collection
 from bert_keras.tasks.retrieval.index import open_index, write_index
 from bert_keras.tasks.retrieval.nearest import Nearest, int8_recall, to_int8
 from bert_keras.tasks.retrieval.search_task import make_search
-from bert_keras.tasks.retrieval.text_encoder import TextEncoder, choose_prompt, load_text_encoder
+from bert_keras.tasks.retrieval.text_encoder import TextEncoder, choose_similarity, load_text_encoder
 
 TEXTS = runs.texts(21, seed=1)
 TEXTS[7] = TEXTS[20] = TEXTS[3]
@@ -158,15 +159,51 @@ def test_another_model_is_refused(made, tmp_path):
 
 
 def test_prompts_stand_before_texts(made):
-    run = load_text_encoder(made / "checkpoint")
-    assert choose_prompt(run, ("query",)) == ""
-    refused("no prompt 'query'; it has none", choose_prompt, run, (), "query")
-    run.task.prompts = {"query": "good ", "passage": "bad "}
-    assert (
-        choose_prompt(run, ("document", "passage")) == "bad " and choose_prompt(run, (), "query") == "good "
-    )
+    task = load_text_encoder(made / "checkpoint").task
+    assert task.find_prompt(usual=("query",)) == ""
+    refused("no prompt 'query'; the prompts are none", task.find_prompt, "query")
+    prompts = {"query": "good ", "passage": "bad ", "other": "a "}
+    run = bk.embedder(made / "checkpoint", prompts=prompts, prompt="other", similarity="dot").as_run(made)
+    assert run.task.find_prompt(usual=("document", "passage")) == "bad "
+    assert run.task.find_prompt("query") == "good " and run.task.find_prompt(usual=("x",)) == "a "
     with_prompt = TextEncoder(run, similarity="cosine", prompt="good ")(["film"])
     np.testing.assert_allclose(with_prompt, encoder_of(made)(["good film"]), atol=1e-6)
+    assert choose_similarity(run) == "dot" and choose_similarity(run, "cosine") == "cosine"
+    run.task.similarity = "euclidean"
+    refused("the similarity is 'euclidean'; give one of cosine, dot", choose_similarity, run)
+
+
+@pytest.mark.long
+def test_a_search_puts_the_prompts_of_training_before_texts(made, tmp_path, capfd):
+    """Training on pairs, `index`, `search` and `export --index` give a text one vector, without the prompt's own states."""
+    prompts = {"query": "the good ", "document": "dull ", "other": "and "}
+    model = bk.embedder(
+        made / "checkpoint",
+        prompts=prompts,
+        prompt="other",
+        include_prompt=False,
+        pooling="cls",
+        similarity="dot",
+    )
+    model.save(tmp_path / "run")
+    raw = {"text": tf.constant([[TEXTS[3], TEXTS[5]]])}
+    features = model.problem.features(model.preprocess, raw)
+    query, document = model(features).numpy()  # as the loss sees them
+    answers = model.predict([TEXTS[3]], prompt="query", verbose=0)["embedding"]
+    np.testing.assert_allclose(answers[0], query, atol=1e-5)
+    flags = ["--model", tmp_path / "run", "--data", made / "corpus.jsonl", "--output", tmp_path / "index"]
+    code, _, err = run_command(capfd, "index", *flags)
+    assert code == 0, err
+    index = open_index(tmp_path / "index")
+    assert index.header["similarity"] == "dot" and index.header["prompt"] == "dull "
+    np.testing.assert_allclose(index.vectors()[5], document, atol=1e-5)
+    wanted = np.sort(index.vectors() @ query)[::-1][:3]
+    code, out, err = run_command(capfd, "search", tmp_path / "index", TEXTS[3], "--k", "3", "--json")
+    assert code == 0, err
+    np.testing.assert_allclose([one["score"] for one in json.loads(out)["results"]], wanted, atol=1e-4)
+    folder = export(make_search(tmp_path / "index", k=3), tmp_path / "served")
+    served = tf.saved_model.load(str(folder)).signatures["serving_default"](text=tf.constant([TEXTS[3]]))
+    np.testing.assert_allclose(served["score"][0], wanted, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,9 @@ LAYERS = {
     "weighted_sum_all": Layers(slice(1, None), 1, mixed=True),
 }
 MAX_DIGITS = 4  # of a layer's number
-
-# The ways of pooling the tokens of a text into one vector.
-POOLINGS = ("mean", "cls", "max")
+# The ways of pooling the tokens of a text into one vector, and the activations of a dense layer on it.
+VECTOR_POOLINGS = ("mean", "cls", "max", "weighted_mean", "mean_sqrt_length", "last")
+DENSE_ACTIVATIONS = ("tanh", "linear", "relu", "gelu_erf", "silu")
 
 # The forms of data that vectors of texts learn from: queries with positives, and perhaps negatives; pairs with scores; texts with
 # classes; texts with a teacher's vectors.

@@ -120,21 +120,14 @@ def _run_finetune(args: argparse.Namespace) -> None:
     check_given_task(args)
     start_strategy(args.strategy)
     from bert_keras import checkpoints
-    from bert_keras.checkpoints.sentence_transformers import read_sentence_settings
     from bert_keras.tasks.evaluation.model_report import PAGE
     from bert_keras.tasks.finetuning.finetune import finetune
     from bert_keras.tasks.finetuning.finetuning_monitor import REPORT
     from bert_keras.tasks.runs.run_folder import DEGENERATE
     from bert_keras.tasks.training.loop import LOGS
 
-    source, sentence = args.checkpoint, None
-    if args.task == "embedding":
-        sentence = read_sentence_settings(checkpoints.resolve(source).path)
-    if sentence is not None:  # a folder of sentence-transformers: its vectors, unless flags say otherwise
-        source = sentence.model
-        args.pooling, args.l2 = getattr(args, "pooling", sentence.pooling), "l2" in args or sentence.l2
     task, hparams = open_given_task(args)
-    checkpoint = checkpoints.read(source)
+    checkpoint = checkpoints.read(args.checkpoint)
     if args.random_weights:
         checkpoint = dataclasses.replace(checkpoint, tensors={})
     if args.data and (about := task.about_data()):

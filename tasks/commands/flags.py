@@ -16,7 +16,7 @@ from bert_keras.errors import BertKerasError
 from bert_keras.fields import add_flags, complete_with, flag_of, format_value, given_settings, names_of
 from bert_keras.io.own_code import is_own, load_own
 from bert_keras.io.paths import to_path
-from bert_keras.model.choices import POOLINGS, slowness
+from bert_keras.model.choices import VECTOR_POOLINGS, slowness
 from bert_keras.tasks.devices.cluster import CLUSTER, check_cluster
 from bert_keras.tasks.hparams import STRATEGIES, Hparams
 from bert_keras.tasks.options import (
@@ -28,7 +28,6 @@ from bert_keras.tasks.options import (
     EmbeddingOptions,
     SquadOptions,
     TrainedOptions,
-    VectorOptions,
 )
 from bert_keras.tasks.pretraining.recipes import RECIPES, Recipe, Shorthands, recipe_named
 
@@ -133,11 +132,13 @@ def add_task_options(parser: Any, *, without: Iterable[str] = ()) -> None:
     """Adds a flag for each option of each task. without: names of options that the command does not have."""
     seen = {*without}
     for options in TASK_OPTIONS:
-        add_flags(parser, options, without=tuple(seen))
+        add_flags(parser, options, without=tuple(seen), negatable=options is EmbeddingOptions)
         seen |= {*names_of(options)}
-    for flag in parser._actions:
-        if flag.dest == "pooling" and "pooling" not in without:  # classifiers and embeddings have others
-            flag.choices = (*flag.choices, *POOLINGS)
+    if (
+        flag := parser._option_string_actions.get("--pooling")
+    ) is not None:  # of two tasks, which check its value
+        flag.choices = (*flag.choices, *VECTOR_POOLINGS)
+        flag.help += f"; or how an embedding pools the tokens: {', '.join(VECTOR_POOLINGS)}"
 
 
 def add_own_settings(parser: Any, words: Sequence[str]) -> None:
@@ -194,9 +195,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     add("--run", **PATH, **SEVERAL, help=RUNS_HELP)
     add("--checkpoint", **PATH, help="a checkpoint with a head instead of --run, by path or name")
     group = parser.add_argument_group(OF_CHECKPOINT)
-    add_task_options(
-        group, without=("pooling", "measure", *names_of(VectorOptions), *names_of(EmbeddingOptions))
-    )
+    add_task_options(group, without=("pooling", "measure", *names_of(EmbeddingOptions)))
 
 
 OF_CHECKPOINT = "options of a checkpoint's task, with --checkpoint"

@@ -84,13 +84,13 @@ def _encoder(
     args: argparse.Namespace, options: IndexOptions, *, usual: Sequence[str] = (), run: Any = None
 ) -> Any:
     """The encoder of --model. usual: the names of prompts that are used where none is given; run: the model, if it is loaded."""
-    from bert_keras.tasks.retrieval.text_encoder import TextEncoder, choose_prompt, choose_similarity
+    from bert_keras.tasks.retrieval.text_encoder import TextEncoder, choose_similarity
 
     run = run or _load(args)
     return TextEncoder(
         run,
         similarity=choose_similarity(run, options.similarity),
-        prompt=choose_prompt(run, usual, options.prompt),
+        prompt=run.task.find_prompt(options.prompt, usual),
         batch_size=InferenceOptions(**given_settings(args, InferenceOptions)).batch_size,
     )
 

@@ -36,7 +36,6 @@ from bert_keras.tasks.options import ColumnOptions, EmbeddingOptions
 from bert_keras.tasks.problems.vector_measures import MEASURES, evaluate_vectors, measures_of
 from bert_keras.tasks.report import Arrays
 from bert_keras.tasks.task import Features, Raw, Task
-from bert_keras.text.preprocessing import Preprocessor
 
 VECTOR = "embedding"
 _COLUMNS = ("text_column", "label_column", "quoting")  # of ColumnOptions
@@ -91,8 +90,7 @@ class VectorTraining(Task):
     def to_json(self) -> dict[str, Any]:
         settings = self._settings | {"dimension": self.dimension}
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
-        kept = {"name": self.name, **{name: getattr(self, name) for name in self.kinds if name not in plain}}
-        return kept | {name: value for name, value in plain.items() if value is not None}
+        return {"name": self.name} | {name: value for name, value in plain.items() if value is not None}
 
     # -------------------------------------------------------------------------------------------------------
     # Data
@@ -144,11 +142,7 @@ class VectorTraining(Task):
         return order
 
     # -------------------------------------------------------------------------------------------------------
-    # Features, labels and loss
-
-    def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
-        """Texts [B], or the texts [B, T] of examples -> Features int32 [B, S] or [B * T, S]."""
-        return preprocess(tf.reshape(raw[TEXT], [-1]))
+    # Labels and loss
 
     def labels(self, raw: Raw, features: Features) -> tuple[tf.Tensor, tf.Tensor]:
         """Scores float32 [B], classes int32 [B], vectors float32 [B, H], or int64 [B, T], equal for equal texts; weights of 1."""

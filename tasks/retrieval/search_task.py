@@ -12,10 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.tasks.options import COSINE, QUERY, IndexOptions
-from bert_keras.tasks.problems.embedding import Embedding
+from bert_keras.tasks.problems.embedding import PROMPT, Embedding
 from bert_keras.tasks.retrieval.index import Index, open_index
 from bert_keras.tasks.retrieval.nearest import FLOAT32, INT8, Nearest, int8_recall, take_rows
-from bert_keras.tasks.retrieval.text_encoder import LEAST_LENGTH, choose_prompt, load_text_encoder
+from bert_keras.tasks.retrieval.text_encoder import LEAST_LENGTH, load_text_encoder
 from bert_keras.tasks.runs.run_folder import Run
 from bert_keras.tasks.task import Features, Raw
 from bert_keras.text.preprocessing import Preprocessor
@@ -26,7 +26,7 @@ class Search(Embedding):
 
     embedding: the task of the model that made the index
     dtype: of the vectors, as `Nearest` takes it
-    prompt: a text before each query
+    before: a text before each query
 
     resources: the variables with the vectors, ids and texts
     """
@@ -36,10 +36,10 @@ class Search(Embedding):
     name = kind
 
     def __init__(
-        self, embedding: Embedding, index: Index, *, k: int, dtype: str = FLOAT32, prompt: str = ""
+        self, embedding: Embedding, index: Index, *, k: int, dtype: str = FLOAT32, before: str = ""
     ) -> None:
         vars(self).update(vars(embedding))  # its settings
-        self.index, self.k, self.dtype, self.prompt = index, k, dtype, prompt
+        self.index, self.k, self.dtype, self.before = index, k, dtype, before
         self.resources: Any = tf.Module()
         self.resources.nearest = self.nearest = Nearest(index.vectors(), k=k, dtype=dtype)
         ids, texts = zip(*index.texts(), strict=True)
@@ -51,7 +51,7 @@ class Search(Embedding):
 
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
         """The features of the prompt and the query."""
-        return super().features(preprocess, {name: self.prompt + value for name, value in raw.items()})
+        return super().features(preprocess, raw | {PROMPT: tf.constant(self.before)})
 
     def decode(self, outputs: tf.Tensor, features: Features, raw: Raw) -> dict[str, tf.Tensor]:
         """Vectors [B, H] -> the k nearest texts, the nearest first.
@@ -101,11 +101,12 @@ def make_search(
     index.check_k(k)
     run = load_text_encoder(index.model if model is None else model, dimension=index.header["dimension"])
     index.check_model(run)
-    text = choose_prompt(run, QUERY, prompt)
+    embedding: Any = run.task
+    before = embedding.find_prompt(prompt, QUERY)
     if dtype == INT8:
         recall, sample = int8_recall(index.vectors(), k=k)
         log(
             f"recall@{k} of int8 against float32: {recall:.4f} ({sample} texts of the index as queries among the others)"
         )
-    task = Search(run.task, index, k=k, dtype=dtype, prompt=text)  # type: ignore[arg-type]
+    task = Search(embedding, index, k=k, dtype=dtype, before=before)
     return dataclasses.replace(run, task=task)

@@ -4,7 +4,7 @@ In: a run, a .keras file or a checkpoint, and texts. Out: float32 vectors [N, D]
 """
 
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from bert_keras.io.files import digest
 from bert_keras.io.paths import to_path
 from bert_keras.tasks.batches import predictor
 from bert_keras.tasks.options import COSINE, SIMILARITIES
-from bert_keras.tasks.problems.embedding import VECTOR, Embedding
+from bert_keras.tasks.problems.embedding import PROMPT, VECTOR, Embedding
 from bert_keras.tasks.runs.run_folder import KERAS, Run, is_run
 from bert_keras.tasks.strings.models import embedder, load
 from bert_keras.tasks.training.plan import digest_of_tensors
@@ -56,24 +56,10 @@ def digest_of_model(run: Run) -> str:
 
 def choose_similarity(run: Run, given: str | None = None) -> str:
     """The similarity: the given one, the embedding's own, or else the cosine."""
-    found = given or getattr(run.task, "similarity", None) or COSINE
+    found = given or run.task.similarity or COSINE  # type: ignore[attr-defined]
     if found not in SIMILARITIES:
         raise BertKerasError(f"the similarity is {found!r}; give one of {', '.join(SIMILARITIES)}.")
     return found
-
-
-def choose_prompt(run: Run, usual: Sequence[str], given: str | None = None) -> str:
-    """The text of a prompt before each text: the one named, or the first of the usual ones that the model has, or none.
-
-    Raises BertKerasError for a name that the model does not have.
-    """
-    prompts: Mapping[str, str] = getattr(run.task, "prompts", None) or {}
-    if given is None:
-        return next((prompts[name] for name in usual if name in prompts), "")
-    if given not in prompts:
-        known = f"it has {', '.join(prompts)}" if prompts else "it has none; leave --prompt out"
-        raise BertKerasError(f"the model has no prompt {given!r}; {known}.")
-    return prompts[given]
 
 
 class TextEncoder:
@@ -91,7 +77,7 @@ class TextEncoder:
     @property
     def dimension(self) -> int:
         """D."""
-        return getattr(self.run.task, "dimension", None) or self.run.model.output_shape[-1]
+        return self.run.task.dimension or self.run.model.output_shape[-1]  # type: ignore[attr-defined]
 
     def __call__(
         self, texts: Sequence[str], *, progress: Callable[[int], None] = lambda done: None
@@ -100,8 +86,8 @@ class TextEncoder:
 
         progress: called with the number of texts done since its last call
         """
-        column = np.array([(self.prompt + text).encode() for text in texts], object)
-        columns = {self.run.task.text[0]: column}
+        column = np.array([text.encode() for text in texts], object)
+        columns = {self.run.task.text[0]: column, PROMPT: np.full(len(texts), self.prompt.encode(), object)}
         answers, _ = self._predict(columns, batch_size=self._batch_size, progress=progress)
         vectors = answers[VECTOR].astype(np.float32)
         return unit(vectors) if self.similarity == COSINE else vectors

@@ -12,6 +12,7 @@ import keras
 from bert_keras import checkpoints
 from bert_keras.checkpoints.checkpoint import choose_architecture
 from bert_keras.checkpoints.labels import count_outputs, in_order, is_unnamed, order_of, own_labels
+from bert_keras.checkpoints.sentence_transformers import DENSE
 from bert_keras.cli.console import note
 from bert_keras.errors import BertKerasError, first_names
 from bert_keras.fields import flag_of
@@ -129,6 +130,8 @@ def choose_head(
 
 
 def _matched(problem: Problem, source: checkpoints.Checkpoint) -> OwnHead:
+    if problem.head == DENSE:
+        return OwnHead(source, f"{DENSE}/kernel" in source.tensors)
     if not has_head(problem, source):
         return OwnHead(source, False)
     wanted, outputs = problem.label_names, count_outputs(source, problem.head)

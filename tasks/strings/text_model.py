@@ -29,6 +29,7 @@ from bert_keras.tasks.devices.strategies import differ_between_replicas
 from bert_keras.tasks.frozen.row_vectors import RowVectors, fitting
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.joined_windows import call_network
+from bert_keras.tasks.problems.embedding import PROMPT
 from bert_keras.tasks.report import Arrays
 from bert_keras.tasks.runs.run_folder import Run
 from bert_keras.tasks.strings import text_batches, text_model_parts
@@ -311,11 +312,14 @@ class TextModel(text_model_parts.Described, Reported, TrainingSteps, keras.Model
         verbose: Any = "auto",
         steps: int | None = None,
         callbacks: Any = None,
+        *,
+        prompt: str | None = None,
     ) -> Predictions | Any:
         """The decoded predictions [N, ...] by name, in the order of the texts; strings as str; "label_names" of "probabilities".
 
         x: texts as `fit` takes them; features give logits, as in Keras
         steps: batches to predict; None takes all
+        prompt: of an embedder, the name of the prompt before each text; None takes that of `problem`
 
         Each replica of the model's strategy computes its rows. Several workers must all call it, with the same texts.
         `frame()` of the result is a pandas data frame.
@@ -330,11 +334,14 @@ class TextModel(text_model_parts.Described, Reported, TrainingSteps, keras.Model
             raise BertKerasError("predict() of texts takes no callbacks; leave them out.")
         size = get_batch_size(batch_size)
         examples = text_examples(self.problem, x, steps=steps, batch_size=size)
+        if prompt is not None:
+            examples = text_model_parts.with_prompt(self.problem, examples, prompt)
         shown = keras.utils.Progbar(None, verbose=1 if verbose == 1 else 0)
         with data_errors():
             predictions, texts = self._predict_examples(examples, batch_size=size, progress=shown.add)
         predictions = {name: text_model_parts.decode_strings(values) for name, values in predictions.items()}
         predictions = with_label_names(self.problem, predictions, np.broadcast_to)
+        texts = {name: column for name, column in texts.items() if prompt is None or name != PROMPT}
         return Predictions(predictions, self.problem, texts, index_of(x))
 
     def records(self, x: Any, batch_size: int | None = None) -> list[dict[str, Any]]:

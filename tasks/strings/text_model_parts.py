@@ -30,6 +30,7 @@ from bert_keras.tasks.batches import predictor
 from bert_keras.tasks.frozen.row_vectors import on_vectors
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.problems.classification import TextClassification
+from bert_keras.tasks.problems.embedding import PROMPT, Embedding
 from bert_keras.tasks.runs.notebook import show_run
 from bert_keras.tasks.runs.run_folder import GIVEN_TASK, KERAS, save_run
 from bert_keras.tasks.runs.task_types import TASKS, type_of_kind
@@ -209,6 +210,16 @@ class TracedPrediction:
 def _list_read(model: Any) -> list[Any]:
     parts = [model.problem, model.preprocess, model.vectors, *model.network.variables]
     return [*parts, *vars(model.problem).values(), *vars(model.preprocess).values()]
+
+
+def with_prompt(problem: Problem, examples: Any, name: str) -> Any:
+    """Raw examples, a data set or columns [N], with the text of a prompt. Raises BertKerasError for a problem without it."""
+    if not isinstance(problem, Embedding):
+        raise BertKerasError(f"{problem.name} has no prompts; leave prompt out.")
+    text = problem.find_prompt(name)
+    if isinstance(examples, tf.data.Dataset):
+        return examples.map(lambda raw: raw | {PROMPT: tf.constant(text)})
+    return examples | {PROMPT: np.full(len(examples[problem.text[0]]), text.encode(), object)}
 
 
 def decode_strings(values: np.ndarray) -> np.ndarray:
