@@ -75,9 +75,9 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
 
 def _run_export(args: argparse.Namespace) -> None:
     options = ExportOptions(**given_settings(args, ExportOptions))
-    of_search = given_settings(args, IndexOptions)
+    of_search = [name for name in given_settings(args, IndexOptions) if name != "dimension"]
     if of_search and not args.index:
-        raise BertKerasError(f"{flag_of(next(iter(of_search)))} applies only to a search; give --index.")
+        raise BertKerasError(f"{flag_of(of_search[0])} applies only to a search; give --index.")
     if bool(args.run) == bool(args.checkpoint) and (args.run or not args.index):
         raise BertKerasError(EITHER)
     check_paths(args)
