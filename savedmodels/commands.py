@@ -77,7 +77,7 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
 def _run_export(args: argparse.Namespace) -> None:
     options = ExportOptions(**given_settings(args, ExportOptions))
     of_search = given_settings(args, IndexOptions)
-    if (unread := [name for name in of_search if name != "prompt"]) and not args.index:
+    if (unread := [name for name in of_search if name not in ("prompt", "dimension")]) and not args.index:
         raise BertKerasError(f"{flag_of(unread[0])} applies only to a search; give --index.")
     if bool(args.run) == bool(args.checkpoint) and (args.run or not args.index):
         raise BertKerasError(EITHER)

@@ -15,8 +15,10 @@ from runs import texts, write_checkpoint
 from small_tasks import write_columns
 
 import bert_keras as bk
+from bert_keras.cli.main import parser
 from bert_keras.model.choices import PAIRS, VECTOR_LOSSES
 from bert_keras.optimization.vector_losses import RULES
+from bert_keras.tasks.commands.flags import task_settings
 from bert_keras.tasks.data.text_groups import in_twos, read_groups, without_repeats
 from bert_keras.tasks.problems.embedding import Embedding
 from bert_keras.tasks.problems.vector_measures import ranks_of_positives
@@ -310,3 +312,19 @@ def test_files_that_cannot_work(tmp_path):
     refused("b.jsonl: row 1: positive is empty", Embedding(source=path).examples, "train")
     path = write_columns(tmp_path / "c.jsonl", {"sentence1": ["a"], "sentence2": ["b"], "score": ["x"]})
     refused("line 1: score 'x' is not a number", Embedding(source=path).examples, "train")
+
+
+def test_flags_of_the_vectors_of_an_export_are_no_options_of_a_task():
+    words = [
+        "export",
+        "--checkpoint",
+        "c",
+        "--embedding",
+        "mean",
+        "--l2",
+        "--dimension",
+        "4",
+        "--output",
+        "o",
+    ]
+    assert task_settings(parser(["export"], words).parse_args(words)) == {}

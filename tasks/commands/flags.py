@@ -176,7 +176,9 @@ def _settings_of_recipe(name: str) -> list[type]:
 def task_settings(args: argparse.Namespace) -> dict[str, Any]:
     """The given options of the task of --task, a user's own too."""
     own = _settings_of_task(args.task) if args.task and is_own(args.task) else []
-    return given_settings(args, *TASK_OPTIONS, *own)
+    found = given_settings(args, *TASK_OPTIONS, *own)
+    # The commands of `add_model` have flags of their own with the names of options of vectors.
+    return {name: value for name, value in found.items() if not ("run" in args and name in OF_VECTORS)}
 
 
 def add_feature_cache(parser: argparse.ArgumentParser) -> None:
@@ -195,9 +197,10 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     add("--run", **PATH, **SEVERAL, help=RUNS_HELP)
     add("--checkpoint", **PATH, help="a checkpoint with a head instead of --run, by path or name")
     group = parser.add_argument_group(OF_CHECKPOINT)
-    add_task_options(group, without=("pooling", "measure", *names_of(EmbeddingOptions)))
+    add_task_options(group, without=("measure", *OF_VECTORS))
 
 
+OF_VECTORS = names_of(EmbeddingOptions)
 OF_CHECKPOINT = "options of a checkpoint's task, with --checkpoint"
 # Options of a task that a run takes too: they say how data is read or measured, and what an answer shows.
 OF_RUN = ("quoting", "answer_language", "n_best")
