@@ -193,7 +193,8 @@ class EmbeddingOptions(Checked):
     )
     negative_column: tuple[str, ...] | None = setting(
         None,
-        help="embedding: the columns of negatives beside the pair of --text-column (default: those that begin with negative)",
+        help="embedding and reranking: the columns of negatives beside the pair of --text-column (default: those that begin with "
+        "negative)",
     )
 
     def __post_init__(self) -> None:
@@ -271,7 +272,7 @@ PRETRAINED_TASKS = ("fill-mask", *SENTENCE_PAIR_LABELS)
 # The names that --task takes, besides MODULE:CLASS, in the order of an error.
 TASK_NAMES = (
     *("cola sst2 mrpc qqp stsb mnli qnli rte wnli ax custom squad1.1 squad2.0 swag codah conll2003".split()),
-    *(*PRETRAINED_TASKS, "replaced-tokens", "embedding"),
+    *(*PRETRAINED_TASKS, "replaced-tokens", "embedding", "reranking"),
 )
 
 
