@@ -477,6 +477,12 @@ class IndexOptions(Checked):
         "and query for queries, where the model has one)",
     )
     k: int = setting(10, help="texts in an answer, the nearest first", at_least=1, at_most=MAX_OPTION)
+    rerank: int | None = setting(
+        None,
+        help="with a reranker: the nearest texts that it scores (default: 50, or k or all texts if that is nearer)",
+        at_least=1,
+        at_most=MAX_OPTION,
+    )
     vectors: str = setting(
         "float32",
         help="format of the vectors in memory; int8 takes a quarter of it",
