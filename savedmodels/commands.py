@@ -30,6 +30,7 @@ from bert_keras.tasks.commands.flags import (
     slow_precision,
     task_settings,
 )
+from bert_keras.tasks.commands.retrieval import add_reranker, check_reranker
 from bert_keras.tasks.options import (
     OWN,
     SAVED_MODEL,
@@ -63,6 +64,7 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
         help="folder that index wrote; --run or --checkpoint only if the model is not where the index was made",
     )
     add_flags(search, IndexOptions, only=("k", "vectors", "prompt"))
+    add_reranker(search)
     parser.add_argument(
         "--output",
         **PATH,
@@ -76,12 +78,14 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
 
 def _run_export(args: argparse.Namespace) -> None:
     options = ExportOptions(**given_settings(args, ExportOptions))
-    of_search = given_settings(args, IndexOptions)
-    if (unread := [name for name in of_search if name not in ("prompt", "dimension")]) and not args.index:
+    unread = [name for name in given_settings(args, IndexOptions) if name not in ("prompt", "dimension")]
+    unread += ["reranker"] if args.reranker else []
+    if unread and not args.index:
         raise BertKerasError(f"{flag_of(unread[0])} applies only to a search; give --index.")
     if bool(args.run) == bool(args.checkpoint) and (args.run or not args.index):
         raise BertKerasError(EITHER)
     check_paths(args)
+    check_reranker(args)
     if args.index and options.format != SAVED_MODEL:
         raise BertKerasError(f"--index is exported as a {SAVED_MODEL}; leave --format out.")
     if options.format != SAVED_MODEL:
@@ -114,9 +118,9 @@ def _search_to_export(args: argparse.Namespace, options: ExportOptions) -> Any:
         )
     model = args.run[0] if args.run else args.checkpoint
     settings = IndexOptions(**given_settings(args, IndexOptions))
-    return make_search(
-        args.index, model=model, k=settings.k, dtype=settings.vectors, prompt=settings.prompt, log=say
-    )
+    second: Any = {"reranker": args.reranker, "rerank": settings.rerank}
+    how: Any = {"k": settings.k, "dtype": settings.vectors, "prompt": settings.prompt}
+    return make_search(args.index, model=model, **how, **second, log=say)
 
 
 def _task_settings(args: argparse.Namespace) -> dict[str, Any]:

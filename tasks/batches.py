@@ -223,7 +223,7 @@ def _featurizer(
             return features, raw
         made = (model_inputs(task, features), *task.labels(raw, features))
         if task.joins_texts:
-            return join_texts(made[0], raw[task.text[0]].shape[1]), *made[1:]
+            return join_texts(made[0], raw[task.text[-1]].shape[1]), *made[1:]
         return join_windows(*made, features[EXAMPLE_INDEX]) if task.joins_windows else made
 
     return featurize

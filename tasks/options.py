@@ -238,7 +238,8 @@ class EmbeddingOptions(Checked):
     )
     negative_column: tuple[str, ...] | None = setting(
         None,
-        help="embedding: the columns of negatives beside the pair of --text-column (default: those that begin with negative)",
+        help="embedding and reranking: the columns of negatives beside the pair of --text-column (default: those that begin with "
+        "negative)",
     )
 
     def __post_init__(self) -> None:
@@ -318,7 +319,7 @@ PRETRAINED_TASKS = ("fill-mask", *SENTENCE_PAIR_LABELS)
 # The names that --task takes, besides MODULE:CLASS, in the order of an error.
 TASK_NAMES = (
     *("cola sst2 mrpc qqp stsb mnli qnli rte wnli ax custom squad1.1 squad2.0 swag codah conll2003".split()),
-    *(*PRETRAINED_TASKS, "replaced-tokens", "embedding"),
+    *(*PRETRAINED_TASKS, "replaced-tokens", "embedding", "reranking"),
 )
 
 
@@ -526,6 +527,12 @@ class IndexOptions(Checked):
     )
     dimension: int | None = like(EmbeddingOptions, "dimension")
     k: int = setting(10, help="texts in an answer, the nearest first", at_least=1, at_most=MAX_OPTION)
+    rerank: int | None = setting(
+        None,
+        help="with a reranker: the nearest texts that it scores (default: 50, or k or all texts if that is nearer)",
+        at_least=1,
+        at_most=MAX_OPTION,
+    )
     vectors: str = setting(
         "float32",
         help="format of the vectors in memory; int8 takes a quarter of it",

@@ -38,7 +38,7 @@ OTHER_LABELS = ("pair", "score", "several", "paths")
 
 
 # The same loop with other heads.
-OTHER_HEADS = ("masks", "embedding", "choice", "tags", "electra", "answers", "vectors")
+OTHER_HEADS = ("masks", "embedding", "reranking", "choice", "tags", "electra", "answers", "vectors")
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,9 @@ def test_a_finished_run_measures_answers_and_serves(name, finished, tmp_path):
         "tags",
         "paths",
         "embedding",
+        "reranking",
     ):  # which are served from texts of another form
-        asked = TEXTS
+        asked = TEXTS if name != "reranking" else {"query": TEXTS["text"], "text": TEXTS["text"][::-1]}
         expected, _ = predict(run.task, run.preprocess, run.model, tf.data.Dataset.from_tensor_slices(asked))
     folder = export(run, tmp_path / "served")
     serve = tf.saved_model.load(str(folder)).signatures["serving_default"]

@@ -232,6 +232,19 @@ def binary_cross_entropy(labels: Any, logits: Any) -> Any:
     return ops.softplus(logits) - labels * logits
 
 
+@keras.saving.register_keras_serializable("bert_keras")
+def candidate_loss(labels: Any, logits: Any) -> Any:
+    """The loss of the scores of a query's candidates, float [B, K, 1] -> float32 [B].
+
+    labels: int [B], the index of the right candidate, for the cross-entropy over the candidates; float [B], the relevance from 0
+        to 1 of the only candidate, for the sigmoid cross-entropy
+    """
+    logits, labels = logits[..., 0], ops.convert_to_tensor(labels)
+    if keras.backend.is_float_dtype(keras.backend.standardize_dtype(labels.dtype)):
+        return binary_cross_entropy(labels, logits)
+    return cross_entropy(labels, logits)
+
+
 def known_weights(labels: Any, weights: Any) -> Any:
     """Class ids and float weights [...] -> the weights, 0 where a label is negative."""
     labels = ops.convert_to_tensor(labels)

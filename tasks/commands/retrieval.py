@@ -95,6 +95,21 @@ def _encoder(
     )
 
 
+def add_reranker(parser: Any) -> None:
+    """Adds --reranker and --rerank."""
+    about = "score the nearest texts again: a run or a .keras file of reranking, or a CrossEncoder's folder"
+    parser.add_argument("--reranker", **PATH, help=about)
+    add_flags(parser, IndexOptions, only=("rerank",))
+
+
+def check_reranker(args: argparse.Namespace) -> None:
+    """Raises BertKerasError for --rerank without a reranker, and for a reranker that is not there."""
+    if "rerank" in given_settings(args, IndexOptions) and not args.reranker:
+        raise BertKerasError("--rerank applies only to a reranker; give --reranker.")
+    if args.reranker:
+        check_paths(argparse.Namespace(checkpoint=args.reranker))
+
+
 def _add_search(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("index", **PATH, help="folder that index wrote")
@@ -102,6 +117,7 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     add("--input", **PATH, help="read the queries from a file, one a line, or - for standard input")
     add("--model", **PATH, help="the model that made the index, where it is no longer at its place")
     add_flags(parser, IndexOptions, only=("k", "vectors", "prompt"))
+    add_reranker(parser)
     add(
         "--approximate",
         action="store_true",
@@ -117,11 +133,16 @@ def _run_search(args: argparse.Namespace) -> None:
     if bool(args.query) == bool(args.input):
         raise BertKerasError("give a query, or a file of queries as --input.")
     check_paths(argparse.Namespace(input=args.input or STANDARD_INPUT))
-    from bert_keras.tasks.retrieval.index import open_index
+    check_reranker(args)
+    from bert_keras.tasks.retrieval.index import open_index, texts_to_rerank
 
     index = open_index(args.index)
     index.check_k(options.k)
+    reranked = texts_to_rerank(options.rerank, k=options.k, count=index.count)
+    count = reranked if args.reranker else options.k
     start()
+    import numpy as np
+
     from bert_keras.tasks.data.tables import read_examples
     from bert_keras.tasks.retrieval.approximate import ApproximateNearest
     from bert_keras.tasks.retrieval.nearest import Nearest
@@ -131,11 +152,16 @@ def _run_search(args: argparse.Namespace) -> None:
     options = IndexOptions(**{**vars(options), "similarity": index.header["similarity"]})
     encoder = _encoder(args, options, usual=QUERY)
     index.check_model(encoder.run)
+    second = _second_stage(args)
     if args.approximate:
-        nearest: Any = ApproximateNearest(index, k=options.k)
+        nearest: Any = ApproximateNearest(index, k=count)
     else:
-        nearest = Nearest(index.vectors(), k=options.k, dtype=options.vectors)
+        nearest = Nearest(index.vectors(), k=count, dtype=options.vectors)
     scores, rows = nearest.search(encoder(queries))
+    if second is not None:
+        texts = [[text for _, text in index.texts(found)] for found in rows.tolist()]
+        scores, at = second.search(queries, texts, k=options.k)
+        rows = np.take_along_axis(rows, at, 1)
     for query, of_query, found in zip(queries, scores.tolist(), rows.tolist(), strict=True):
         answers = [
             {"id": id_, "score": score, "text": text}
@@ -148,7 +174,16 @@ def _run_search(args: argparse.Namespace) -> None:
                 (one["score"], one["id"], textwrap.shorten(one["text"], SHOWN, placeholder=" ..."))
                 for one in answers
             ]
-            table((index.header["similarity"], "id", "text"), cells, title=query)
+            table(("score" if second else index.header["similarity"], "id", "text"), cells, title=query)
+
+
+def _second_stage(args: argparse.Namespace) -> Any:
+    """The second stage of --reranker; None without one."""
+    if not args.reranker:
+        return None
+    from bert_keras.tasks.retrieval.second_stage import SecondStage, load_reranker
+
+    return SecondStage(load_reranker(args.reranker))
 
 
 def _add_mine(parser: argparse.ArgumentParser) -> None:
@@ -168,7 +203,13 @@ def _run_mine(args: argparse.Namespace) -> None:
     if to_path(args.output).suffix != ".jsonl":
         raise BertKerasError(f"--output {args.output} does not end in .jsonl; give such a file.")
     check_paths(args)
-    from bert_keras.tasks.data.text_groups import NEGATIVE, POSITIVE, columns_of, read_group_file
+    from bert_keras.tasks.data.text_groups import (
+        NEGATIVE,
+        POSITIVE,
+        checked_groups,
+        columns_of,
+        read_group_file,
+    )
     from bert_keras.tasks.data.text_groups import QUERY as ASKED
     from bert_keras.tasks.retrieval.index import open_index
 
@@ -181,7 +222,7 @@ def _run_mine(args: argparse.Namespace) -> None:
     from bert_keras.io.files import atomic_file
     from bert_keras.tasks.retrieval.mining import mine_negatives
 
-    read = read_group_file(path, pair, loss=None, quoting=columns.get("quoting"))
+    read = read_group_file(path, pair, check=checked_groups, quoting=columns.get("quoting"))
     pairs = [(query.decode(), positive.decode()) for query, positive in read["text"].tolist()]
     args.model, args.dimension = args.model or index.model, index.header["dimension"]
     run = _load(args)
@@ -234,6 +275,7 @@ def _add_measure(parser: argparse.ArgumentParser) -> None:
     )
     add("--label-column", metavar="COLUMN", help="the column of the score, the label or the class")
     add_flags(parser, IndexOptions, only=("similarity", "vectors", "dimension"))
+    add_reranker(parser)
     add_flags(parser, InferenceOptions, only=("batch_size",))
     add("--json", action="store_true", help="print JSON instead of a table")
 
@@ -243,10 +285,11 @@ def _check_measure(args: argparse.Namespace) -> None:
     of_table, retrieval = [args.text_column, args.label_column], args.kind == "retrieval"
     if retrieval and any(of_table):
         raise BertKerasError("retrieval reads a folder; leave --text-column and --label-column out.")
-    if not retrieval and (args.index or "vectors" in given_settings(args, IndexOptions)):
+    if not retrieval and (args.index or args.reranker or "vectors" in given_settings(args, IndexOptions)):
         raise BertKerasError(
-            f"--index and --vectors apply only to retrieval, not to {args.kind}; leave them out."
+            f"--index, --vectors and --reranker apply only to retrieval, not to {args.kind}; leave them out."
         )
+    check_reranker(args)
     wanted = 1 if args.kind == "clustering" else 2
     if args.text_column and len(args.text_column) != wanted:
         raise BertKerasError(
@@ -284,17 +327,18 @@ def _run_measure(args: argparse.Namespace) -> None:
 
 def _measure_retrieval(args: argparse.Namespace, options: IndexOptions) -> Any:
     from bert_keras.tasks.retrieval.collection import Collection
-    from bert_keras.tasks.retrieval.index import write_index
+    from bert_keras.tasks.retrieval.index import texts_to_rerank, write_index
     from bert_keras.tasks.retrieval.measured import measure_retrieval, read_judged
 
     folder = to_path(args.data)
     texts, judged = Collection(folder), read_judged(folder, args.split)  # before the long work
-    run = _load(args)
+    rerank = texts_to_rerank(options.rerank, k=1, count=texts.described[0])
+    second, run = _second_stage(args), _load(args)
     documents, queries = (_encoder(args, options, usual=usual, run=run) for usual in (DOCUMENT, QUERY))
     with tempfile.TemporaryDirectory() as temporary:
         with progress("indexing", texts.described[0], unit="texts") as advance:
             index = write_index(args.index or temporary, documents, texts, progress=advance)
-        return measure_retrieval(queries, index, judged, dtype=options.vectors)
+        return measure_retrieval(queries, index, judged, dtype=options.vectors, second=second, rerank=rerank)
 
 
 COMMANDS = {

@@ -97,7 +97,7 @@ def _groups(columns: Mapping[str, np.ndarray], names: Sequence[str]) -> Columns:
     return {TEXT: np.stack([columns[name] for name in names], axis=1)}
 
 
-def checked_groups(columns: Columns, loss: str | None) -> Columns:
+def checked_groups(columns: Columns, loss: str | None = None) -> Columns:
     """The raw columns, unchanged. Raises BertKerasError for those that the loss, or None for the default, cannot learn from."""
     texts, form = columns[TEXT], form_of(columns)
     loss = loss or vector_loss_of(form)
@@ -181,6 +181,7 @@ class GroupColumns(NamedTuple):
 # The first row whose columns a file has.
 COLUMNS = (
     GroupColumns((QUERY, POSITIVE), None),
+    GroupColumns((QUERY, TEXT), LABEL),
     GroupColumns(("sentence1", "sentence2"), "score"),  # STS-B's
     GroupColumns((TEXT,), VECTOR),  # an index's
     GroupColumns((TEXT,), LABEL),
@@ -216,9 +217,9 @@ def columns_of(
 
 
 def read_group_file(
-    path: Path, columns: GroupColumns, *, loss: str | None, quoting: str | None = None
+    path: Path, columns: GroupColumns, *, check: Callable[[Columns], Columns], quoting: str | None = None
 ) -> Columns:
-    """The raw columns of a file. Raises BertKerasError, with the line, as `read_table`, and as `checked_groups`."""
+    """The raw columns of a file after `check`. Raises BertKerasError, with the line, as `read_table`, and as `check`."""
     label = [] if columns.label is None else [columns.label]
     texts, labels = [], []
     for where, _, values in read_table(path, [*columns.texts, *label], quoting=quoting):
@@ -236,7 +237,7 @@ def read_group_file(
         names = [read_label(value, where) for value, where in labels]
         made[LABEL] = np.unique(names, return_inverse=True)[1].astype(np.int32)
     try:
-        return checked_groups(made, loss)
+        return check(made)
     except BertKerasError as error:
         raise BertKerasError(f"{path}: {error}") from None
 

@@ -5,6 +5,7 @@ In: examples {"text": string [T]}, with a "label" where the texts have a score, 
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -24,7 +25,9 @@ from bert_keras.tasks.data.text_groups import (
     LABEL,
     NEEDED,
     TEXT,
+    Columns,
     GroupColumns,
+    checked_groups,
     columns_of,
     form_of,
     in_twos,
@@ -57,7 +60,8 @@ class VectorTraining(Task):
     l2: bool
 
     joins_texts = True
-    adjustable = ("dimension",)
+    adjustable: tuple[str, ...] = ("dimension",)
+    by_form: Mapping[str, tuple[str, ...]] = MEASURES
     measures = tuple(dict.fromkeys(name for names in MEASURES.values() for name in names))
     measure = measures[0]
     labels_needed = NEEDED
@@ -76,7 +80,8 @@ class VectorTraining(Task):
         with contextlib.suppress(MissingFileError):
             files = {split: self._file(split) for split in ("train", "validation") if self._has(split)}
             if files:
-                self.measure = MEASURES[self._columns([*files.values()][-1]).form][0]
+                form = self._columns([*files.values()][-1]).form
+                self.measure = self.by_form.get(form, self.measures)[0]
 
     @property
     def loss_name(self) -> str | None:
@@ -88,7 +93,8 @@ class VectorTraining(Task):
         return cls(source=source, **options)
 
     def to_json(self) -> dict[str, Any]:
-        settings = self._settings | {"dimension": self.dimension}
+        settings = {name: getattr(self, name) for name in self.kinds if name not in self._settings}
+        settings |= self._settings
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
         return {"name": self.name} | {name: value for name, value in plain.items() if value is not None}
 
@@ -118,7 +124,14 @@ class VectorTraining(Task):
         columns, quoting = self._columns(path), self._settings["quoting"]
         # A dev split may have another form than the loss's, such as scores beside pairs.
         loss = self.loss_name if split == "train" else None
-        return tf.data.Dataset.from_tensor_slices(read_group_file(path, columns, loss=loss, quoting=quoting))
+        check = functools.partial(self.checked, loss=loss)
+        return tf.data.Dataset.from_tensor_slices(
+            read_group_file(path, columns, check=check, quoting=quoting)
+        )
+
+    def checked(self, columns: Columns, *, loss: str | None) -> Columns:
+        """The raw columns of examples for those of a file. Raises BertKerasError for those that nothing can be learned from."""
+        return checked_groups(columns, loss)
 
     def labelled(self, x: Any, y: Any) -> dict[str, np.ndarray]:
         return read_groups(x, y, self.loss_name)

@@ -59,7 +59,11 @@ def ranks_of_positives(vectors: np.ndarray, texts: np.ndarray) -> np.ndarray:
 
 
 def _by_rank(vectors: np.ndarray, raw: Arrays) -> Callable[[np.ndarray], dict[str, float]]:
-    ranks = ranks_of_positives(vectors, raw[TEXT])
+    return rank_measures(ranks_of_positives(vectors, raw[TEXT]))
+
+
+def rank_measures(ranks: np.ndarray) -> Callable[[Any], dict[str, float]]:
+    """A function of rows that returns the measures of the ranks of positives, int [N]."""
     return lambda rows: {"mrr": float(np.mean(1 / ranks[rows])), "accuracy": float(np.mean(ranks[rows] == 1))}
 
 

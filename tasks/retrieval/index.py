@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # imported where it is used: slow to import, and not needed o
     import pyarrow
 
 SHARD_TEXTS = 4096
+RERANKED = 50  # texts
 HEADER = "index.json"
 INDEX = Layout(
     name="an index of texts", artifact=formats.INDEX, fingerprint=HEADER, results=formats.RESULTS_FILE
@@ -106,6 +107,21 @@ class Index:
             raise BertKerasError(
                 f"k is {k} and {self.path} has {self.count:,} texts; give 1 to {self.count}."
             )
+
+
+def texts_to_rerank(given: int | None, *, k: int, count: int) -> int:
+    """The nearest texts that a reranker scores: the given number, or else RERANKED, at least k and at most all.
+
+    count: the texts of the collection
+
+    Raises BertKerasError for a number under k or over the count.
+    """
+    found = max(k, min(RERANKED, count)) if given is None else given
+    if not k <= found <= count:
+        raise BertKerasError(
+            f"rerank is {found}, k is {k} and there are {count:,} texts; give {k} to {count}."
+        )
+    return found
 
 
 def open_index(path: str | pathlib.Path) -> Index:

@@ -30,6 +30,7 @@ from bert_keras.tasks.retrieval.measures import (
     with_intervals,
 )
 from bert_keras.tasks.retrieval.nearest import Nearest
+from bert_keras.tasks.retrieval.second_stage import SecondStage
 from bert_keras.tasks.retrieval.text_encoder import TextEncoder
 
 QUERIES, QRELS = "queries.jsonl", "qrels"
@@ -87,22 +88,34 @@ def read_judged(folder: pathlib.Path, split: str = "test") -> Judged:
     return Judged(ids, [found[one] for one in ids], [relevance[one] for one in ids])
 
 
-def measure_retrieval(encoder: TextEncoder, index: Index, judged: Judged, *, dtype: str) -> Measured:
+def measure_retrieval(
+    encoder: TextEncoder,
+    index: Index,
+    judged: Judged,
+    *,
+    dtype: str,
+    second: SecondStage | None = None,
+    rerank: int = 0,
+) -> Measured:
     """The measures of `ranking_measures` over the judged queries, with intervals over queries.
 
     dtype: of the vectors, as `Nearest` takes it
+    second, rerank: puts the `rerank` nearest texts in its order
 
     A text with the id of the query is left out of its ranking, as in BEIR. Raises BertKerasError for another model than that of
     the index, and where the index has none of the judged texts.
     """
     index.check_model(encoder.run)
-    ids = np.array([id_ for id_, _ in index.texts()], object)
+    ids, texts = np.array(index.texts(), object).T
     if {*ids}.isdisjoint(id_ for one in judged.relevance for id_ in one):
         raise BertKerasError(
             f"{index.path} has none of the judged texts; give the index of this folder's corpus."
         )
-    depth = min(DEPTH + 1, index.count)
+    depth = min(max(DEPTH + 1, rerank), index.count)
     _, rows = Nearest(index.vectors(), k=depth, dtype=dtype).search(encoder(judged.texts))
+    if second is not None:
+        _, at = second.search(judged.texts, texts[rows[:, :rerank]], k=rerank)
+        rows[:, :rerank] = np.take_along_axis(rows[:, :rerank], at, 1)
     found = np.zeros((len(rows), DEPTH), int)
     for query, (own, of_query) in enumerate(zip(judged.ids, ids[rows], strict=True)):
         ranked = [id_ for id_ in of_query if id_ != own][:DEPTH]

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from bert_keras.tasks.data.text_groups import TEXT
 from bert_keras.tasks.options import COSINE, QUERY, IndexOptions
 from bert_keras.tasks.problems.embedding import PROMPT, Embedding
-from bert_keras.tasks.retrieval.index import Index, open_index
+from bert_keras.tasks.retrieval.index import Index, open_index, texts_to_rerank
 from bert_keras.tasks.retrieval.nearest import FLOAT32, INT8, Nearest, int8_recall, take_rows
+from bert_keras.tasks.retrieval.second_stage import SecondStage, load_reranker
 from bert_keras.tasks.retrieval.text_encoder import LEAST_LENGTH, load_text_encoder
 from bert_keras.tasks.runs.run_folder import Run
 from bert_keras.tasks.task import Features, Raw
@@ -27,6 +29,7 @@ class Search(Embedding):
     embedding: the task of the model that made the index
     dtype: of the vectors, as `Nearest` takes it
     before: a text before each query
+    reranker: the run of a Reranker, which scores the `rerank` nearest texts; None for the order of the vectors
 
     resources: the variables with the vectors, ids and texts
     """
@@ -36,12 +39,22 @@ class Search(Embedding):
     name = kind
 
     def __init__(
-        self, embedding: Embedding, index: Index, *, k: int, dtype: str = FLOAT32, before: str = ""
+        self,
+        embedding: Embedding,
+        index: Index,
+        *,
+        k: int,
+        dtype: str = FLOAT32,
+        before: str = "",
+        reranker: Run | None = None,
+        rerank: int | None = None,
     ) -> None:
         vars(self).update(vars(embedding))  # its settings
         self.index, self.k, self.dtype, self.before = index, k, dtype, before
         self.resources: Any = tf.Module()
-        self.resources.nearest = self.nearest = Nearest(index.vectors(), k=k, dtype=dtype)
+        self.rerank = None if reranker is None else texts_to_rerank(rerank, k=k, count=index.count)
+        self.resources.nearest = self.nearest = Nearest(index.vectors(), k=self.rerank or k, dtype=dtype)
+        self.resources.second = self.second = None if reranker is None else SecondStage(reranker)
         ids, texts = zip(*index.texts(), strict=True)
         with tf.device("CPU"):  # strings
             self.resources.ids, self.resources.texts = (
@@ -57,16 +70,26 @@ class Search(Embedding):
         """Vectors [B, H] -> the k nearest texts, the nearest first.
 
         "id", "text": string [B, k]
-        "score": float32 [B, k], the cosine or the dot product
+        "score": float32 [B, k], the cosine or the dot product, or the reranker's
         """
-        return self.decode_features(outputs)
+        scores, rows = self._nearest(outputs)
+        if self.second is not None:
+            scores, at = self.second(raw[TEXT], take_rows(self.resources.texts, rows), k=self.k)
+            rows = tf.gather(rows, at, batch_dims=1)
+        return self._answers(scores, rows)
 
     def decode_features(self, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The outputs of `decode`."""
+        """The outputs of `decode`, in the order of the vectors: features have no query for a reranker."""
+        scores, rows = self._nearest(outputs)
+        return self._answers(scores[:, : self.k], rows[:, : self.k])
+
+    def _nearest(self, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         outputs = self.cut(outputs)
         if self.index.header["similarity"] == COSINE:
             outputs /= tf.maximum(tf.norm(outputs, axis=1, keepdims=True), LEAST_LENGTH)
-        scores, rows = self.nearest(outputs)
+        return self.nearest(outputs)
+
+    def _answers(self, scores: tf.Tensor, rows: tf.Tensor) -> dict[str, tf.Tensor]:
         columns = {"id": self.resources.ids, "text": self.resources.texts}
         return {name: take_rows(column, rows) for name, column in columns.items()} | {"score": scores}
 
@@ -77,6 +100,7 @@ class Search(Embedding):
             "texts": self.index.count,
             "k": self.k,
             "vectors": self.dtype,
+            **({} if self.rerank is None else {"rerank": self.rerank}),
         }
 
 
@@ -87,18 +111,23 @@ def make_search(
     k: int = IndexOptions.k,
     dtype: str = FLOAT32,
     prompt: str | None = None,
+    reranker: str | pathlib.Path | None = None,
+    rerank: int | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> Run:
     """The search of an index as a Run, which `export` takes.
 
     model: the model that made the index; None reads it from where it was
     prompt: the name of a prompt of the model; None takes that of queries
+    reranker, rerank: the model that scores the `rerank` nearest texts again, as in `load_reranker` and `texts_to_rerank`
     log: receives a line about the recall of int8
 
     Raises BertKerasError as `open_index`, for another model, and for k over the number of texts.
     """
     index = open_index(path)
     index.check_k(k)
+    texts_to_rerank(rerank, k=k, count=index.count)
+    second = None if reranker is None else load_reranker(reranker)
     run = load_text_encoder(index.model if model is None else model, dimension=index.header["dimension"])
     index.check_model(run)
     embedding: Any = run.task
@@ -108,5 +137,6 @@ def make_search(
         log(
             f"recall@{k} of int8 against float32: {recall:.4f} ({sample} texts of the index as queries among the others)"
         )
-    task = Search(embedding, index, k=k, dtype=dtype, before=before)
+    how: Any = {"k": k, "dtype": dtype, "before": before, "reranker": second, "rerank": rerank}
+    task = Search(embedding, index, **how)
     return dataclasses.replace(run, task=task)

@@ -124,7 +124,7 @@ def choose_head(
     found = _matched(problem, source)
     if keep_head and not found.kept:
         named = "; leave keep_head out, or name the labels in config.json's id2label as the task does, in the head's order."
-        lacking = f"the checkpoint has no head of {problem.name}; leave keep_head out."
+        lacking = f"the checkpoint has no head of {problem.name}; leave keep_head out, or give a checkpoint with one."
         raise BertKerasError(f"{source.prefix}{found.line + named if found.line else lacking}")
     return found
 

@@ -19,6 +19,7 @@ from bert_keras.tasks.problems.multiple_choice import MultipleChoice
 from bert_keras.tasks.problems.next_sentence import NextSentence
 from bert_keras.tasks.problems.question_answering import QuestionAnswering
 from bert_keras.tasks.problems.replaced_tokens import ReplacedTokens
+from bert_keras.tasks.problems.reranking import Reranker
 from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.task import Task
 
@@ -34,6 +35,7 @@ TASKS: dict[str, type[Task]] = {
         NextSentence,
         ReplacedTokens,
         Embedding,
+        Reranker,
     )
 }
 

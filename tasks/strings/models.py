@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from bert_keras import checkpoints
 from bert_keras.checkpoints.checkpoint import choose_architecture
+from bert_keras.checkpoints.cross_encoder import reads_sigmoid
 from bert_keras.checkpoints.labels import is_unnamed, order_of, own_labels
 from bert_keras.checkpoints.sentence_transformers import sentence_folder
 from bert_keras.cli.console import note
@@ -43,6 +44,7 @@ from bert_keras.tasks.problems.multiple_choice import MultipleChoice
 from bert_keras.tasks.problems.next_sentence import NextSentence
 from bert_keras.tasks.problems.question_answering import QuestionAnswering
 from bert_keras.tasks.problems.replaced_tokens import ReplacedTokens
+from bert_keras.tasks.problems.reranking import Reranker
 from bert_keras.tasks.problems.tag_decoding import type_of
 from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.runs.ensemble import at_precision
@@ -335,6 +337,26 @@ def embedder(
     options |= {"matryoshka": matryoshka and tuple(matryoshka), "dimension": dimension}
     problem = Embedding(pooling=pooling, l2=l2, layers=layers, **options)
     return _build(problem, source, seq_length, dtype)
+
+
+def reranker(
+    checkpoint: Checkpoint, *, seq_length: int | None = None, dtype: Any = None, keep_head: bool | None = None
+) -> TextModel:
+    """A cross-encoder: one score for a query and a text, which it reads together.
+
+    checkpoint: as in `classifier`; of the folder of a CrossEncoder by sentence-transformers, the scores are the same
+    keep_head, seq_length: as in `classifier`; a classifier of one output is kept
+
+    `fit` takes the columns "query" and "text" with labels, 1 for a relevant text and 0 for another one, or numbers between; or,
+    without labels, the columns "query", "positive" and any number that begin with "negative", and learns to score the positive
+    above the negatives of its row.
+    `evaluate` gives "average_precision" and "accuracy" of labels; of negatives, "mrr" and "accuracy" of the positive in its row.
+    Texts: the columns "query" and "text". Predictions: "score" float32 [N], the sigmoid of the logit, or the logit where a
+    CrossEncoder's folder says so. `rank` sorts texts by their scores.
+    """
+    path = None if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.resolve(checkpoint).path
+    sigmoid = path is None or keep_head is False or reads_sigmoid(path)
+    return _build(Reranker(sigmoid=sigmoid), _read(checkpoint), seq_length, dtype, keep_head)
 
 
 def load(

@@ -7,6 +7,7 @@ problem that the model was made for. Text becomes tokens on the host; texts of s
 import dataclasses
 import functools
 import pathlib
+from collections.abc import Sequence
 from typing import Any, Self
 
 import keras
@@ -347,6 +348,23 @@ class TextModel(text_model_parts.Described, Reported, TrainingSteps, keras.Model
     def records(self, x: Any, batch_size: int | None = None) -> list[dict[str, Any]]:
         """The predictions of each text as plain values, as `bert-keras predict` prints them in JSON: entities are dicts."""
         return self.predict(x, batch_size, verbose=0).records()
+
+    def rank(
+        self, query: str, texts: Sequence[str], top_k: int | None = None, batch_size: int | None = None
+    ) -> list[dict[str, Any]]:
+        """The texts for a query from the highest score to the lowest: {"index", "score", "text"} for each. Of a reranker.
+
+        top_k: texts to return; None returns all
+        """
+        if "query" not in self.problem.signature():
+            raise BertKerasError(
+                f"rank() scores texts for a query, and {self.problem.name} does not; give a reranker."
+            )
+        if not isinstance(query, str) or not query.strip():
+            raise BertKerasError(f"the query is {query!r}; give a text.")
+        scores = self.predict({"query": [query] * len(texts), "text": texts}, batch_size, verbose=0)["score"]
+        found = np.argsort(-scores, kind="stable")[:top_k].tolist()
+        return [{"index": i, "score": float(scores[i]), "text": texts[i]} for i in found]
 
     def train_on_batch(
         self,
