@@ -171,6 +171,8 @@ def comparison_tables(found: Comparison) -> list[Table]:
     names, columns = [*found.values], {}
     for objective, values in found.perplexities.items():
         of_rows = [values.get(row) for row in (*names, COMMONEST)]
+        if of_rows == [None] * len(of_rows):  # word vectors have no perplexity
+            continue
         title = f"held-out perplexity, {objective}{UNIGRAMS if of_rows[-1] is not None else ''}"
         columns[title] = ["-" if one is None else f"{one:.1f}" for one in of_rows]
     for task, measure in found.measures.items():
