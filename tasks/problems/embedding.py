@@ -123,6 +123,7 @@ class Embedding(VectorTraining):
         self._given = {name: value for name, value in given.items() if value is not None}
         vars(self).update({name: self._settings[name] for name in Embedding.__annotations__})
         self.include_prompt = given["include_prompt"] is not False
+        self._settings["include_prompt"] = None if self.include_prompt else False  # one form of the default
         if self.prompt is not None:
             self.find_prompt(self.prompt)
         self.model_features = () if self.include_prompt else (POOLING_MASK,)
