@@ -102,7 +102,7 @@ class Problem(Protocol):
     optional: the settings that task.json leaves out where they are None
     text: the raw strings that serving takes
     label_names: the label of each logit; empty for tasks without labels
-    problem_type: Hugging Face's name for the type of labels of a text, if they have one: see `Checkpoint`
+    problem_type, score_function: of a text's labels or its score, if they have one: see `Checkpoint`
     classes: the classes of a text that has exactly one of them; else empty
     outputs: the encoder outputs that the model reads
     model_features: the features that the model reads besides the encoder's inputs, [B, ...]; `labels` and `decode` read all
@@ -135,6 +135,7 @@ class Problem(Protocol):
     text: tuple[str, ...] = ("text",)
     label_names: tuple[str, ...] = ()
     problem_type: str | None = None
+    score_function: str | None = None
     classes: tuple[str, ...] = ()
     outputs: tuple[str, ...] = (POOLED_OUTPUT,)
     model_features: tuple[str, ...] = ()

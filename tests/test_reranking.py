@@ -13,6 +13,7 @@ import bert_keras as bk
 from bert_keras import checkpoints
 from bert_keras.optimization.losses import candidate_loss
 from bert_keras.tasks.problems.reranking import Reranker
+from bert_keras.tasks.retrieval.text_encoder import load_text_encoder
 
 QUERIES, POSITIVES, NEGATIVES = (
     [f"{text} {i}" for i, text in enumerate(texts(12, seed=seed))] for seed in range(3)
@@ -82,8 +83,19 @@ def test_measures_are_those_of_their_definitions():
     score, label = np.float32([[0.9], [0.8], [0.7], [0.2]]), np.float32([1, 0, 0.5, 0])
     found = dict(task.evaluate({"score": score}, {"text": score, "label": label}))
     assert found == pytest.approx({"average_precision": (1 + 2 / 3) / 2, "accuracy": 3 / 4})
-    found = dict(Reranker(sigmoid=False).evaluate({"score": score - 0.75}, {"text": score, "label": label}))
+    found = dict(
+        Reranker(score_function="identity").evaluate({"score": score - 0.75}, {"text": score, "label": label})
+    )
     assert found["accuracy"] == 2 / 4
+
+
+@pytest.mark.parametrize("labels", [{"label": np.float32([1, 0, 1, 0])}, {}])
+def test_one_score_for_all_texts_is_degenerate(labels):
+    task, shape = Reranker(), (4, 1 if labels else 3)
+    task.measure, raw = ("average_precision" if labels else "mrr"), {"text": np.zeros(shape)} | labels
+    assert "one score for all texts" in task.degenerate({"score": np.full(shape, 0.3, "float32")}, raw)
+    best = np.broadcast_to([[0.9], [0.1]] * 2 if labels else [[0.9, 0.1, 0.2]], shape)
+    assert task.degenerate({"score": best}, raw) is None
 
 
 @pytest.mark.parametrize(
@@ -178,14 +190,27 @@ def test_a_folder_says_the_function_of_its_score(name, tmp_path):
     wanted = 1 / (1 + np.exp(-logits)) if sigmoid else logits
     np.testing.assert_allclose(model.predict(SHORT, verbose=0)["score"], wanted, rtol=1e-5)
     assert bk.reranker(path, keep_head=False).problem.sigmoid
+    assert (bk.classifier(path).problem.label_type == "score") == (name == "default" or not sigmoid)
+    model.save(tmp_path / "run")
+    assert bk.reranker(tmp_path / "run").problem.sigmoid is sigmoid
+    if name != "default":
+        refused("is a cross-encoder", load_text_encoder, path)
 
 
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("config_sentence_transformers.json", {"activation_fn": NAMED.format("Tanh")}, "its score by .*Tanh"),
+        (
+            "config_sentence_transformers.json",
+            {"activation_fn": NAMED.format("Tanh")},
+            "the score is made by 'tanh'",
+        ),
         ("config_sentence_transformers.json", {"default_prompt_name": "q"}, "the default prompt 'q'"),
-        ("modules.json", [{"type": "a.Transformer"}, {"type": "b.LogitScore"}], "the module 'b.LogitScore'"),
+        (
+            "modules.json",
+            [{"type": f"a.{name}", "path": ""} for name in ("Transformer", "LogitScore")],
+            "the module 'a.LogitScore'",
+        ),
     ],
 )
 def test_scores_that_are_made_in_another_way_are_refused(file, content, message, tmp_path):
@@ -212,11 +237,21 @@ def test_scores_are_those_of_sentence_transformers(name, tmp_path):
     assert [one["index"] for one in ours] == [one["corpus_id"] for one in theirs]
 
 
+def test_the_folder_of_an_embedder_is_refused(checkpoint, tmp_path):
+    bk.embedder(checkpoint).save(tmp_path / "run")
+    refused("the module '.*Pooling'; a reranker", bk.reranker, tmp_path / "run")
+
+
 @pytest.mark.parity
-def test_a_trained_run_is_read_by_sentence_transformers(checkpoint, tmp_path):
+@pytest.mark.parametrize("name", ["version 4", "version 6"])
+def test_a_trained_run_is_read_by_sentence_transformers(name, tmp_path):
     cross = pytest.importorskip("sentence_transformers").CrossEncoder
-    model = bk.reranker(checkpoint)
-    model.fit(PAIRS, LABELS, verbose=0)
+    config, settings, _ = FILES[name]
+    path = write_cross_encoder(tmp_path / "ce", settings=settings or None, **config)
+    # Room for 6 tokens of two texts: of an odd room, tokenizers gives the longer text one more.
+    model = bk.reranker(path, seq_length=9)
+    with pytest.warns(UserWarning, match="are cut"):
+        model.fit(PAIRS, LABELS, verbose=0)
     model.save(tmp_path / "run")
     wanted = cross(str(tmp_path / "run")).predict([*zip(*PAIRS.values(), strict=True)])
     np.testing.assert_allclose(model.predict(PAIRS, verbose=0)["score"], wanted, atol=1e-5)

@@ -1,48 +1,41 @@
-"""The files of a cross-encoder's folder by sentence-transformers that say how its score is made.
+"""How a cross-encoder makes a score of its logit, and what its folder by sentence-transformers may have.
 
-In: a folder. Out: whether its score is the sigmoid of the logit. Version 6 names the function in
-config_sentence_transformers.json, versions 4 and 5 in config.json under "sentence_transformers", older ones under
-"sbert_ce_default_activation_function".
+In: a folder. Out: the name of the function. Version 6 names it in config_sentence_transformers.json, beside modules.json;
+versions 4 and 5 in config.json under "sentence_transformers", and older ones under KEY, which all of them read; transformers has
+`function_to_apply`.
 """
 
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from bert_keras.checkpoints.hugging_face import config_file
-from bert_keras.checkpoints.sentence_transformers import MODULES, SETTINGS
+from bert_keras.checkpoints.sentence_transformers import MODULES, SETTINGS, read_modules
 from bert_keras.errors import BertKerasError
-from bert_keras.io.json_files import read_json, read_optional, shortened
+from bert_keras.io.json_files import read_optional, shortened
 
-_FUNCTIONS = {"Sigmoid": True, "Identity": False}  # of torch.nn: True for a sigmoid
+KEY = "sbert_ce_default_activation_function"
+SIGMOID, LOGIT = "sigmoid", "identity"
+FUNCTIONS = {SIGMOID: "torch.nn.modules.activation.Sigmoid", LOGIT: "torch.nn.modules.linear.Identity"}
 
 
-def reads_sigmoid(folder: pathlib.Path) -> bool:
-    """True if a score is the sigmoid of the logit, the default of sentence-transformers; False if it is the logit.
+def read_score_function(folder: pathlib.Path, config: Mapping[str, Any]) -> str | None:
+    """A key of FUNCTIONS, or the name of another function in lower case; None where no file names one."""
+    settings = read_optional(folder / SETTINGS) if (folder / MODULES).is_file() else {}
+    given = [one for one in (settings, config.get("sentence_transformers")) if isinstance(one, Mapping)]
+    names = [one.get("activation_fn") for one in given] + [config.get(KEY), config.get("function_to_apply")]
+    found = next((name.rpartition(".")[2].casefold() for name in names if isinstance(name, str)), None)
+    return LOGIT if found == "none" else found
 
-    Raises BertKerasError for another function, for a module beside the transformer, and for a prompt before each text.
-    """
-    modules = folder / MODULES
-    there = modules.is_file()  # the settings count only beside it
-    listed, settings = (read_json(modules), read_optional(folder / SETTINGS)) if there else ([], {})
-    types = [one.get("type") if isinstance(one, Mapping) else one for one in listed]
-    if others := [one for one in types if str(one).rpartition(".")[2] != "Transformer"]:
+
+def check_modules(folder: pathlib.Path) -> None:
+    """Raises BertKerasError for a module beside the transformer, as an embedding has, and for a prompt before each text."""
+    types = [one["type"] for one in read_modules(folder / MODULES)]
+    if others := [one for one in types if one.rpartition(".")[2] != "Transformer"]:
         raise BertKerasError(
-            f"{modules} has the module {shortened(others[0])}; a reranker has Transformer alone."
+            f"{folder / MODULES} has the module {shortened(others[0])}; a reranker has Transformer alone."
         )
-    if (prompt := settings.get("default_prompt_name")) is not None:
+    if (prompt := read_optional(folder / SETTINGS).get("default_prompt_name")) is not None:
         raise BertKerasError(
             f"{folder / SETTINGS} has the default prompt {shortened(prompt)}, which a reranker does not put before its texts; "
             "remove default_prompt_name, and give texts with the prompt."
         )
-    config = read_optional(config_file(folder))
-    own: Any = config.get("sentence_transformers")
-    given = (settings, own if isinstance(own, Mapping) else {})
-    named = [one.get("activation_fn") for one in given] + [config.get("sbert_ce_default_activation_function")]
-    function = next((name for name in named if name is not None), "Sigmoid")
-    if (short := str(function).rpartition(".")[2]) not in _FUNCTIONS:
-        raise BertKerasError(
-            f"{folder} makes its score by {shortened(function)}, which is not supported; a score is the Sigmoid of the logit, or "
-            "the logit by Identity."
-        )
-    return _FUNCTIONS[short]

@@ -122,11 +122,11 @@ def encoder_folder(folder: pathlib.Path) -> pathlib.Path:
     path = folder / MODULES
     if (folder / "config.json").is_file() or not path.is_file():
         return folder
-    named = (one["path"] for one in _read_modules(path) if _TYPES.get(one["type"]) == "Transformer")
+    named = (one["path"] for one in read_modules(path) if _TYPES.get(one["type"]) == "Transformer")
     return folder / next(named, "")
 
 
-def _read_modules(path: pathlib.Path) -> list[dict[str, Any]]:
+def read_modules(path: pathlib.Path) -> list[dict[str, Any]]:
     """The modules of a folder, each in a folder inside it. Raises BertKerasError for another list."""
     modules = checked_fields({"modules": read_json(path)}, {"modules": _MODULE}, where=path)["modules"]
     if outside := [
@@ -139,7 +139,7 @@ def _read_modules(path: pathlib.Path) -> list[dict[str, Any]]:
 def read_sentence_settings(folder: pathlib.Path) -> SentenceSettings:
     """The settings of a sentence-transformers folder. Raises BertKerasError for what makes other vectors."""
     path = folder / MODULES
-    modules = _read_modules(path)
+    modules = read_modules(path)
     if unnamed := [module["type"] for module in modules if module["type"] not in _TYPES]:
         raise BertKerasError(
             f"{path} has a module of the type {shortened(unnamed[0])}, which is not supported; wanted Transformer, Pooling, "

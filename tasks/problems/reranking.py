@@ -8,15 +8,17 @@ negative: Burges et al. 2005.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from bert_keras.checkpoints.checkpoint import Checkpoint
+from bert_keras.checkpoints.cross_encoder import FUNCTIONS, SIGMOID
 from bert_keras.errors import BertKerasError
 from bert_keras.features import POOLED_OUTPUT
-from bert_keras.io.json_files import FLAG
+from bert_keras.io.json_files import one_of, shortened
 from bert_keras.model.choices import CLASSES, PAIRS, SCORES
 from bert_keras.model.encoder import BertEncoder
 from bert_keras.optimization.losses import GlobalMean, candidate_loss
@@ -46,7 +48,7 @@ _OPTIONS = ("negative_column", "text_column", "label_column", "quoting")
 class Reranker(VectorTraining):
     """One score for a query and a text.
 
-    sigmoid: True for scores from 0 to 1, the sigmoid of the logit; False for the logit
+    score_function: a key of FUNCTIONS, of the logit; None for that of the checkpoint, else the sigmoid
     source, training: of VectorTraining, without a loss: the form of the data decides
     """
 
@@ -59,7 +61,7 @@ class Reranker(VectorTraining):
     outputs = (POOLED_OUTPUT,)
     options = _OPTIONS
     optional = _OPTIONS
-    kinds = {"sigmoid": FLAG, **{name: TRAINING_KINDS[name] for name in _OPTIONS}}
+    kinds = {"score_function": one_of(FUNCTIONS), **{name: TRAINING_KINDS[name] for name in _OPTIONS}}
     by_form = {SCORES: ("average_precision", "accuracy"), PAIRS: MEASURES[PAIRS]}
     measures = ("average_precision", "accuracy", "mrr")
     measure = measures[0]
@@ -68,10 +70,24 @@ class Reranker(VectorTraining):
         "negative."
     )
 
-    def __init__(self, *, sigmoid: bool = True, source: Source | None = None, **training: Any) -> None:
-        self.sigmoid, self.score_bounds = sigmoid, (0.0, 1.0) if sigmoid else None
-        self.answers = f"the {'sigmoid of the' if sigmoid else 'raw'} logit of one output"
+    def __init__(
+        self, *, score_function: str | None = None, source: Source | None = None, **training: Any
+    ) -> None:
+        self._given, self.score_function = score_function, score_function or SIGMOID
+        self.sigmoid = self.score_function == SIGMOID
+        self.score_bounds = (0.0, 1.0) if self.sigmoid else None
+        self.answers = f"the {'sigmoid of the' if self.sigmoid else 'raw'} logit of one output"
         self._learn_from(source, training)
+
+    def started_from(self, checkpoint: Checkpoint) -> tuple[Self, Checkpoint]:
+        """The reranker with the checkpoint's function, unless one was given. Raises BertKerasError for one not in FUNCTIONS."""
+        function = self._given or checkpoint.score_function
+        if function not in (None, *FUNCTIONS):
+            raise BertKerasError(
+                f"{checkpoint.prefix}the score is made by {shortened(function)}, which is not supported; a score is the "
+                "Sigmoid of the logit, or the logit by Identity."
+            )
+        return type(self)(score_function=function, source=self.source, **self._settings), checkpoint
 
     # -------------------------------------------------------------------------------------------------------
     # Data
@@ -149,6 +165,17 @@ class Reranker(VectorTraining):
         scores, the positive has the last rank.
         """
         yield from self.resampled(predictions, raw)(slice(None)).items()
+
+    def baseline(self, raw: Arrays) -> float:
+        """The measure of one score for all texts: the fraction of the relevant ones, or the last rank of K candidates, 1/K."""
+        return float((raw[LABEL] >= 0.5).mean()) if LABEL in raw else 1 / raw[TEXT].shape[1]
+
+    def degenerate(self, predictions: Arrays, raw: Arrays) -> str | None:
+        """No better than one score for all texts; texts that are nearly all relevant cannot tell."""
+        value, nothing = dict(self.evaluate(predictions, raw))[self.measure], self.baseline(raw)
+        if nothing >= 1 - metrics.WHISKER:
+            return None
+        return metrics.no_better(value, nothing, measure=self.measure, by="one score for all texts")
 
     def resampled(self, predictions: Arrays, raw: Arrays) -> Callable[[Any], dict[str, float]]:
         found = predictions[SCORE]

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from bert_keras import checkpoints
+from bert_keras.checkpoints.labels import count_outputs
 from bert_keras.errors import BertKerasError
 from bert_keras.io.files import digest
 from bert_keras.io.paths import to_path
@@ -28,11 +30,16 @@ def load_text_encoder(path: str | pathlib.Path, *, task: Any = None, dimension: 
 
     dimension: the first numbers of each vector alone, as many as this; None takes the model's own choice
 
-    Raises BertKerasError for a model of another task.
+    Raises BertKerasError for a model of another task, and for a cross-encoder.
     """
     folder = to_path(path)
     trained = folder.suffix == KERAS or is_run(folder)
-    run = (load(path, task=task) if trained else embedder(path)).as_run(path)
+    source = None if trained else checkpoints.source_of(path)
+    if source and source.score_function and count_outputs(source, "classifier") == 1:
+        raise BertKerasError(
+            f"{path} is a cross-encoder, which gives a score of two texts and no vectors; give an embedding, or --reranker."
+        )
+    run = (embedder(source) if source else load(path, task=task)).as_run(path)
     if not isinstance(run.task, Embedding):
         raise BertKerasError(
             f"{path} is a model of {run.task.name}, which gives no vectors of texts; give an embedding, or a checkpoint."

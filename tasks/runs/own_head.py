@@ -88,7 +88,7 @@ def describe(task: Problem, checkpoint: checkpoints.Checkpoint) -> str:
     parts = [f"the checkpoint's own task: {task.kind}"]
     if task.answers:
         named = checkpoint.problem_type or "not given"
-        named += "" if checkpoint.sigmoid is None else f", sigmoid: {str(checkpoint.sigmoid).lower()}"
+        named += "" if checkpoint.score_function is None else f", {checkpoint.score_function}"
         parts.append(f"{task.answers} (problem_type: {named})" if task.problem_type else task.answers)
     if task.label_names:
         parts.append(f"labels: {first_names(task.label_names)}")

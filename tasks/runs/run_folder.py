@@ -19,6 +19,7 @@ import keras
 from bert_keras import checkpoints
 from bert_keras.checkpoints.detect import describe_content
 from bert_keras.checkpoints.hugging_face import TASK_FILE, TOP
+from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
 from bert_keras.checkpoints.sentence_transformers import DENSE, DENSE_FILE, write_sentence_settings
 from bert_keras.checkpoints.weights import check_weights
 from bert_keras.config import BertConfig
@@ -120,17 +121,19 @@ def save_weights(
     without: Sequence[str] = (),
     labels: Sequence[str] = (),
     problem_type: str | None = None,
+    score_function: str | None = None,
 ) -> None:
     """Writes an encoder with its heads, config and vocabulary. Raises as `save_checkpoint`.
 
     without: untrained parts to leave out
     labels: the names of a classifier's classes, in the order of its logits
-    problem_type: see `Checkpoint`
+    problem_type, score_function: see `Checkpoint`
     """
     checkpoint = checkpoints.collect(encoder.config, encoder, **heads)
     kept = {name: value for name, value in checkpoint.tensors.items() if name.split("/")[0] not in without}
-    labelled: dict[str, Any] = {"labels": tuple(labels) or None, "problem_type": problem_type}
-    save_checkpoint(path, tokenizer, dataclasses.replace(checkpoint, tensors=kept, **labelled))
+    named: dict[str, Any] = {"labels": tuple(labels) or None, "problem_type": problem_type}
+    named |= {"tensors": kept, "score_function": score_function}
+    save_checkpoint(path, tokenizer, dataclasses.replace(checkpoint, **named))
 
 
 def save_run(
@@ -153,7 +156,10 @@ def save_run(
         _save_sentence_settings(path, task, preprocess, heads.pop(DENSE, None), encoder_of(model).config)
     if bilstm is None:
         named: dict[str, Any] = {"labels": task.label_names, "problem_type": task.problem_type}
+        named["score_function"] = task.score_function
         save_weights(path, tokenizer, encoder_of(model), heads, **named)
+        if task.score_function is not None:  # sentence-transformers cuts pairs at the tokenizer's length
+            write_tokenizer(tokenizer.to_vocabulary(), path, max_length=preprocess.seq_length)
     else:
         if has_encoder(model):
             save_weights(path, tokenizer, encoder_of(model), {})

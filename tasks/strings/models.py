@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from bert_keras import checkpoints
 from bert_keras.checkpoints.checkpoint import choose_architecture
-from bert_keras.checkpoints.cross_encoder import reads_sigmoid
+from bert_keras.checkpoints.cross_encoder import SIGMOID, check_modules
 from bert_keras.checkpoints.labels import is_unnamed, order_of, own_labels
 from bert_keras.checkpoints.sentence_transformers import sentence_folder
 from bert_keras.cli.console import note
@@ -354,9 +354,11 @@ def reranker(
     Texts: the columns "query" and "text". Predictions: "score" float32 [N], the sigmoid of the logit, or the logit where a
     CrossEncoder's folder says so. `rank` sorts texts by their scores.
     """
-    path = None if isinstance(checkpoint, checkpoints.Checkpoint) else checkpoints.resolve(checkpoint).path
-    sigmoid = path is None or keep_head is False or reads_sigmoid(path)
-    return _build(Reranker(sigmoid=sigmoid), _read(checkpoint), seq_length, dtype, keep_head)
+    source = _read(checkpoint)
+    if keep_head is not False and (folder := sentence_folder(source.path)):
+        check_modules(folder)
+    problem = Reranker(score_function=SIGMOID if keep_head is False else None)
+    return _build(problem, source, seq_length, dtype, keep_head)
 
 
 def load(
