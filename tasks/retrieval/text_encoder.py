@@ -15,12 +15,11 @@ from bert_keras.io.paths import to_path
 from bert_keras.tasks.batches import predictor
 from bert_keras.tasks.options import COSINE, SIMILARITIES
 from bert_keras.tasks.problems.embedding import PROMPT, VECTOR, Embedding
+from bert_keras.tasks.problems.vector_measures import unit
 from bert_keras.tasks.runs.run_folder import KERAS, Run, is_run
 from bert_keras.tasks.strings.models import embedder, load
 from bert_keras.tasks.training.plan import digest_of_tensors
 from bert_keras.tasks.training.task_model import config_of, encoder_of
-
-LEAST_LENGTH = 1e-12  # a shorter vector is not scaled to length 1
 
 
 def load_text_encoder(path: str | pathlib.Path, *, task: Any = None, dimension: int | None = None) -> Run:
@@ -91,8 +90,3 @@ class TextEncoder:
         answers, _ = self._predict(columns, batch_size=self._batch_size, progress=progress)
         vectors = answers[VECTOR].astype(np.float32)
         return unit(vectors) if self.similarity == COSINE else vectors
-
-
-def unit(vectors: np.ndarray) -> np.ndarray:
-    """Vectors [N, D] scaled to length 1; those of length 0 stay."""
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), LEAST_LENGTH)
