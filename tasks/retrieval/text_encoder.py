@@ -22,20 +22,23 @@ from bert_keras.tasks.training.plan import digest_of_tensors
 from bert_keras.tasks.training.task_model import config_of, encoder_of
 
 
-def load_text_encoder(path: str | pathlib.Path, *, task: Any = None, dimension: int | None = None) -> Run:
-    """A run or a .keras file of an embedding; the vectors of `embedder` for any other checkpoint, by path or name.
+def load_model(path: str | pathlib.Path, make: Callable[..., Any], kind: type[Any], lacks: str) -> Run:
+    """A run or a .keras file of a kind of task; what `make` makes of any other checkpoint, by path or name.
 
-    dimension: the first numbers of each vector alone, as many as this; None takes the model's own choice
-
-    Raises BertKerasError for a model of another task.
+    Raises BertKerasError for a model of another task, which `lacks` something.
     """
     folder = to_path(path)
     trained = folder.suffix == KERAS or is_run(folder)
-    run = (load(path, task=task) if trained else embedder(path)).as_run(path)
-    if not isinstance(run.task, Embedding):
-        raise BertKerasError(
-            f"{path} is a model of {run.task.name}, which gives no vectors of texts; give an embedding, or a checkpoint."
-        )
+    run = (load if trained else make)(path).as_run(path)
+    if not isinstance(run.task, kind):
+        raise BertKerasError(f"{path} is a model of {run.task.name}, which {lacks}.")
+    return run
+
+
+def load_text_encoder(path: str | pathlib.Path, *, dimension: int | None = None) -> Run:
+    """`load_model` of an embedding, or the vectors of `embedder`. dimension: of Embedding; None takes the model's own choice."""
+    lacks = "gives no vectors of texts; give an embedding, or a checkpoint"
+    run: Any = load_model(path, embedder, Embedding, lacks)
     if dimension is not None and dimension != run.model.output_shape[-1]:
         run.task.dimension = dimension
     return run
