@@ -129,15 +129,13 @@ def theirs(checkpoint: pathlib.Path, material: Material, seed: int) -> Encode:
 
 def measure_scores(encode: Encode, path: pathlib.Path) -> dict[str, float]:
     """The correlations of cosines with the scores of STS-B."""
-    from bert_keras.tasks.retrieval.measures import similarity_measures
+    from bert_keras.tasks import metrics
 
     rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()[1:]]
     first, second = (encode([row[place] for row in rows]) for place in (-3, -2))
     labels = np.array([float(row[-1]) for row in rows])
-    return {
-        f"STS-B {name}": value
-        for name, value in similarity_measures((first * second).sum(axis=1), labels).items()
-    }
+    cosines = (first * second).sum(axis=1)
+    return {f"STS-B {name}": metrics.MEASURES[name](labels, cosines) for name in ("spearman", "pearson")}
 
 
 def run(row: str, args: argparse.Namespace, material: Material) -> dict[str, float]:

@@ -14,7 +14,7 @@ checkpoint, file = sys.argv[1:]
 DUPLICATE, GROUP = (
     0.9,
     0.6,
-)  # cosines: choose them on pairs that you have judged, with `bert-keras measure pairs`
+)  # cosines: choose them on pairs that you have judged, with `bert-keras evaluate`
 with open(file, encoding="utf-8") as opened:
     texts = list(dict.fromkeys(line.strip() for line in opened if line.strip()))
 

@@ -50,7 +50,11 @@ def test_every_loss_has_a_function():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "measures"),
-    [("negatives", {"mrr", "accuracy"}), ("scores", {"spearman", "pearson"}), ("classes", {"accuracy"})],
+    [
+        ("negatives", {"mrr", "accuracy"}),
+        ("scores", {"spearman", "pearson"}),
+        ("classes", {"accuracy", "v_measure"}),
+    ],
 )
 def test_fit_learns_from_each_form(form, measures, checkpoint):
     keras.utils.set_random_seed(1)

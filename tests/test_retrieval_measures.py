@@ -1,6 +1,7 @@
 """Measures of text vectors, against their definitions and trec_eval."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -8,9 +9,9 @@ import runs
 from random_checkpoints import refused
 from runs import run_command
 
+from bert_keras.tasks.problems.vector_measures import evaluate_vectors
 from bert_keras.tasks.retrieval import measures
-from bert_keras.tasks.retrieval.measured import measure_clustering, measure_pairs, read_judged
-from bert_keras.tasks.retrieval.text_encoder import TextEncoder, load_text_encoder
+from bert_keras.tasks.retrieval.measured import read_judged
 
 # Relevance of the found texts by rank, and of the judged texts.
 FOUND = np.array([[0, 2, 0, 1], [0, 0, 0, 0], [3, 0, 0, -1], [0, 0, 0, 0]])
@@ -63,22 +64,18 @@ def test_measures_are_those_of_trec_eval():
 
 
 def test_pairs_scores_and_clusters():
-    assert measures.pair_measures(np.array([0.9, 0.8, 0.1]), np.array([1, 0, 1])) == {
-        "average_precision": pytest.approx((1 + 2 / 3) / 2)
-    }
-    assert measures.similarity_measures(np.array([1.0, 2.0, 9.0]), np.array([1.0, 2.0, 3.0]))["spearman"] == 1
-    vectors = np.concatenate([np.eye(4)[[i]] + np.linspace(0, 0.1, 6)[:, None] for i in range(3)])
-    labels = np.repeat(["a", "b", "c"], 6)
-    assert measures.clustering_measures(vectors, labels) == {"v_measure": pytest.approx(1)}
-    assert measures.clustering_measures(vectors, np.tile(["a", "b"], 9))["v_measure"] < 0.1
-
-
-def test_intervals_hold_the_value():
-    values = np.arange(50) / 50
-    found = measures.with_intervals(lambda rows: {"mean": float(values[rows].mean())}, 50)["mean"]
-    assert found["value"] == pytest.approx(0.49)
-    assert found["low"] < found["value"] < found["high"]
-    assert 0.1 < found["high"] - found["low"] < 0.25
+    turned = np.array([[np.cos(angle), np.sin(angle)] for angle in (0.1, 0.2, 0.9)])
+    vectors = np.stack([np.broadcast_to([1.0, 0.0], (3, 2)), turned], axis=1)
+    texts = np.array([[b"a", b"b"]] * 3, object)
+    found = dict(evaluate_vectors(vectors, {"text": texts, "label": np.float32([1, 0, 1])}))
+    assert found["average_precision"] == pytest.approx((1 + 2 / 3) / 2)
+    found = dict(evaluate_vectors(vectors, {"text": texts, "label": np.float32([9, 2, 1])}))
+    assert {*found} == {"spearman", "pearson"} and found["spearman"] == pytest.approx(1)
+    vectors = np.concatenate([np.eye(4)[[i]] + np.linspace(0, 0.1, 6)[:, None] for i in range(3)])[:, None]
+    raw = {"text": np.array([[b"a"]] * 18, object), "label": np.repeat(np.int32([0, 1, 2]), 6)}
+    assert dict(evaluate_vectors(vectors, raw))["v_measure"] == pytest.approx(1)
+    raw["label"] = np.tile(np.int32([0, 1]), 9)
+    assert dict(evaluate_vectors(vectors, raw))["v_measure"] < 0.1
 
 
 def lines(rows) -> str:
@@ -104,7 +101,7 @@ def folder(tmp_path_factory):
 
 def test_command_of_retrieval(folder, capfd):
     flags = ["--model", folder / "checkpoint", "--data", folder, "--json"]
-    code, out, err = run_command(capfd, "measure", "retrieval", *flags)
+    code, out, err = run_command(capfd, "measure", *flags)
     assert code == 0, err
     found = json.loads(out)
     # d9 is left out of its own ranking, and q0 has a relevant text that the corpus lacks.
@@ -114,38 +111,36 @@ def test_command_of_retrieval(folder, capfd):
     assert {*found} == {"ndcg@10", "mrr@10", "recall@1", "recall@10", "recall@100", "map@100"}
 
 
-def test_tables_of_pairs_and_classes(folder, tmp_path, capfd):
+@pytest.mark.parametrize("form", ["pairs", "classes"])
+def test_a_checkpoint_is_measured_without_training(form, folder, tmp_path, capfd):
+    """The folder of a checkpoint, and the same as one of sentence-transformers."""
     texts = runs.texts(12, seed=6)
-    rows = [{"a": one, "b": one if i % 2 else texts[-1 - i], "label": i % 2} for i, one in enumerate(texts)]
-    (table := tmp_path / "pairs.jsonl").write_text(lines(rows))
-    encoder = TextEncoder(load_text_encoder(folder / "checkpoint"), similarity="cosine")
-    pair = {"text": ("a", "b"), "label": "label"}
-    assert measure_pairs(encoder, table, **pair, scored=False)["average_precision"]["value"] == pytest.approx(
-        1
-    )
-    found = measure_pairs(encoder, table, **pair, scored=True)
-    assert {*found} == {"spearman", "pearson"} and found["pearson"]["low"] > 0.2
-    assert 0 <= measure_clustering(encoder, table, text="a", label="label")["v_measure"]["value"] <= 1
-    refused("no column 'c'", measure_clustering, encoder, table, text="a", label="c")
-    refused(
-        "has a value that is no number",
-        measure_pairs,
-        encoder,
-        table,
-        text=("a", "a"),
-        label="b",
-        scored=True,
-    )
-    (table := tmp_path / "scores.csv").write_text("a,b,label\nx,y,0.5\n")
-    refused("has the values 0.5; give 0 and 1, and both", measure_pairs, encoder, table, **pair, scored=False)
-    flags = ["--model", folder / "checkpoint", "--data", table, "--text-column", "a"]
-    for words, message in [
-        (["retrieval", *flags], "leave --text-column and --label-column out"),
-        (["pairs", *flags], "pairs reads 2 text column(s), and 1 were given"),
-        (["clustering", *flags, "--vectors", "int8"], "apply only to retrieval"),
-    ]:
-        code, _, err = run_command(capfd, "measure", *words)
-        assert code == 1 and message in err, err
+    rows = [
+        {"sentence1": one, "sentence2": one if i % 2 else texts[-1 - i], "label": i % 2}
+        for i, one in enumerate(texts)
+    ]
+    if form == "classes":
+        rows = [{"text": row["sentence1"], "label": "ab"[row["label"]]} for row in rows]
+    (table := tmp_path / "rows.jsonl").write_text(lines(rows))
+    flags = ["--task", "embedding", "--data", table, "--label-column", "label", "--json"]
+    model = folder / "checkpoint"
+    if form == "pairs":
+        model = shutil.copytree(model, tmp_path / "sentences")
+        types = {"": "Transformer", "1_Pooling": "Pooling"}
+        modules = [
+            {"path": path, "type": f"sentence_transformers.models.{one}"} for path, one in types.items()
+        ]
+        (model / "modules.json").write_text(json.dumps(modules))
+        (model / "1_Pooling").mkdir()
+        (model / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"}))
+    code, out, err = run_command(capfd, "evaluate", "--checkpoint", model, *flags)
+    assert code == 0, err
+    found = json.loads(out)["validation"]
+    if form == "pairs":
+        assert {*found} == {"spearman", "pearson", "average_precision"}
+        assert found["average_precision"] == pytest.approx(1)
+    else:
+        assert {*found} == {"accuracy", "v_measure"} and 0 <= found["v_measure"] <= 1
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_an_export_answers_in_a_fresh_process_as_the_search_does(made, tmp_path)
 def test_measures_are_those_of_the_new_order(made, capfd):
     flags = ("--model", made / "embedding", "--data", made / "beir", "--index", made / "index", "--json")
     flags = (*flags, "--reranker", made / "reranker", "--rerank", "6")
-    code, out, err = run_command(capfd, "measure", "retrieval", *flags)
+    code, out, err = run_command(capfd, "measure", *flags)
     assert code == 0, err
     ranks = []
     for query, judged in zip(QUERIES, ("d3", "d5"), strict=True):
@@ -122,31 +122,7 @@ def test_other_models_are_refused(made):
         (["search", "index", "a", "--reranker", "./nothing"], "nothing"),
         (["export", "--run", "reranker", "--reranker", "reranker", "--output", "out"], "only to a search"),
         (
-            [
-                "measure",
-                "pairs",
-                "--model",
-                "embedding",
-                "--data",
-                "beir/corpus.jsonl",
-                "--reranker",
-                "reranker",
-            ],
-            "only to retrieval",
-        ),
-        (
-            [
-                "measure",
-                "retrieval",
-                "--model",
-                "embedding",
-                "--data",
-                "beir",
-                "--reranker",
-                "reranker",
-                "--rerank",
-                "99",
-            ],
+            ["measure", "--model", "embedding", "--data", "beir", "--reranker", "reranker", "--rerank", "99"],
             "12 texts",
         ),
     ],

@@ -230,19 +230,22 @@ def check_tau_curve(task: Any, path: str | None) -> None:
         raise BertKerasError(f"--tau-curve {path} is no .svg or .png file in a folder that exists; give one.")
 
 
+_HEADS = (*PRETRAINED_TASKS, "embedding")  # of which a checkpoint has several; any encoder is an embedding
+
+
 def add_pretrained_task(parser: Any) -> None:
     """Adds --task, for a checkpoint with several heads."""
     text = (
-        f"with --checkpoint: use this head, {', '.join(PRETRAINED_TASKS)} (default: the head that its config.json names); with a "
+        f"with --checkpoint: use this head, {', '.join(_HEADS)} (default: the head that its config.json names); with a "
         "run of a task of your own: MODULE:CLASS"
     )
     task = parser.add_argument("--task", type=_task_name, metavar="TASK", help=text)
-    complete_with(task, PRETRAINED_TASKS)
+    complete_with(task, _HEADS)
 
 
 def _task_name(given: str) -> str:
-    if given not in PRETRAINED_TASKS and not is_own(given):
-        raise argparse.ArgumentTypeError(f"{given!r} is not {', '.join(PRETRAINED_TASKS)} or MODULE:CLASS")
+    if given not in _HEADS and not is_own(given):
+        raise argparse.ArgumentTypeError(f"{given!r} is not {', '.join(_HEADS)} or MODULE:CLASS")
     return given
 
 

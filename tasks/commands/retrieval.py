@@ -242,90 +242,35 @@ def _run_mine(args: argparse.Namespace) -> None:
     print(f"{args.output}: {options.negatives} negatives for each of {len(rows):,} pairs{left}")
 
 
-PAIR = ["sentence1", "sentence2"]
-KINDS = ("retrieval", "similarity", "pairs", "clustering")
-MEASURE_NOTES = f"""data:
-  retrieval   a folder as BEIR has them: corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv; measured are nDCG, MRR, recall and MAP
-              by trec_eval's definitions, among the nearest 100 texts without the one that has the query's id
-  similarity  a table of two texts and a score: Spearman's and Pearson's correlation
-  pairs       a table of two texts and 1 for one meaning, else 0: average precision
-  clustering  a table of a text and its class: the V-measure of k-means
-The columns are {" and ".join(PAIR)}, or text, and score or label; --text-column and --label-column name others. Low and high
-are the ends of the 95 % interval of the bootstrap over queries or pairs.
+MEASURE_NOTES = """data:
+  A folder as BEIR has them: corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv. Measured are nDCG, MRR, recall and MAP by trec_eval's
+  definitions, among the nearest 100 texts without the one that has the query's id. Low and high are the ends of the 95 %
+  interval of the bootstrap over queries. For pairs with scores and texts with classes: evaluate --task embedding.
 
 """
 
 
 def _add_measure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("kind", choices=KINDS, help="the measures (see below)")
     add("--model", **PATH, required=True, help=MODEL_HELP)
-    add("--data", **PATH, required=True, help="a folder or a file (see below)")
-    add("--split", default="test", help="retrieval: the file in qrels/ (default: test)")
+    add("--data", **PATH, required=True, help="a folder (see below)")
+    add("--split", default="test", help="the file in qrels/ (default: test)")
     add(
         "--index",
         **PATH,
-        help="retrieval: the index of corpus.jsonl, made where it is missing (default: a temporary one)",
+        help="the index of corpus.jsonl, made where it is missing (default: a temporary one)",
     )
-    add(
-        "--text-column",
-        nargs="+",
-        metavar="COLUMN",
-        help="the column of the text, or the two columns of a pair",
-    )
-    add("--label-column", metavar="COLUMN", help="the column of the score, the label or the class")
     add_flags(parser, IndexOptions, only=("similarity", "vectors", "dimension"))
     add_reranker(parser)
     add_flags(parser, InferenceOptions, only=("batch_size",))
     add("--json", action="store_true", help="print JSON instead of a table")
 
 
-def _check_measure(args: argparse.Namespace) -> None:
-    """Raises BertKerasError for flags of another kind of data, before TensorFlow is imported."""
-    of_table, retrieval = [args.text_column, args.label_column], args.kind == "retrieval"
-    if retrieval and any(of_table):
-        raise BertKerasError("retrieval reads a folder; leave --text-column and --label-column out.")
-    if not retrieval and (args.index or args.reranker or "vectors" in given_settings(args, IndexOptions)):
-        raise BertKerasError(
-            f"--index, --vectors and --reranker apply only to retrieval, not to {args.kind}; leave them out."
-        )
-    check_reranker(args)
-    wanted = 1 if args.kind == "clustering" else 2
-    if args.text_column and len(args.text_column) != wanted:
-        raise BertKerasError(
-            f"{args.kind} reads {wanted} text column(s), and {len(args.text_column)} were given."
-        )
-    check_paths(args)
-
-
 def _run_measure(args: argparse.Namespace) -> None:
     options = IndexOptions(**given_settings(args, IndexOptions))
-    _check_measure(args)
+    check_reranker(args)
+    check_paths(args)
     start()
-    from bert_keras.tasks.retrieval.measured import measure_clustering, measure_pairs
-
-    path, kind = to_path(args.data), args.kind
-    if kind == "retrieval":
-        found = _measure_retrieval(args, options)
-    elif kind == "clustering":
-        (text,) = args.text_column or ["text"]
-        found = measure_clustering(
-            _encoder(args, options), path, text=text, label=args.label_column or "label"
-        )
-    else:
-        label = args.label_column or ("score" if kind == "similarity" else "label")
-        columns: dict[str, Any] = {"text": args.text_column or PAIR, "label": label}
-        found = measure_pairs(_encoder(args, options), path, **columns, scored=kind == "similarity")
-    if args.json:
-        print(as_json(found))
-    else:
-        cells = [
-            (name, *(one.get(end, "") for end in ("value", "low", "high"))) for name, one in found.items()
-        ]
-        table(("measure", "value", "low", "high"), cells, title=f"{kind}: {args.model}, {args.data}")
-
-
-def _measure_retrieval(args: argparse.Namespace, options: IndexOptions) -> Any:
     from bert_keras.tasks.retrieval.collection import Collection
     from bert_keras.tasks.retrieval.index import texts_to_rerank, write_index
     from bert_keras.tasks.retrieval.measured import measure_retrieval, read_judged
@@ -338,7 +283,13 @@ def _measure_retrieval(args: argparse.Namespace, options: IndexOptions) -> Any:
     with tempfile.TemporaryDirectory() as temporary:
         with progress("indexing", texts.described[0], unit="texts") as advance:
             index = write_index(args.index or temporary, documents, texts, progress=advance)
-        return measure_retrieval(queries, index, judged, dtype=options.vectors, second=second, rerank=rerank)
+        found = measure_retrieval(queries, index, judged, dtype=options.vectors, second=second, rerank=rerank)
+    if args.json:
+        print(as_json(found))
+    else:
+        ends = ("value", "low", "high")
+        cells = [(name, *(one[end] for end in ends)) for name, one in found.items()]
+        table(("measure", *ends), cells, title=f"{args.model}, {args.data}")
 
 
 COMMANDS = {
@@ -362,8 +313,8 @@ COMMANDS = {
         _run_mine,
     ),
     "measure": Command(
-        "measure a model's vectors: retrieval, similarity, pairs or clusters",
-        "retrieval --model minilm --data beir/scifact",
+        "measure the retrieval of a model's vectors",
+        "--model minilm --data beir/scifact",
         _add_measure,
         _run_measure,
         notes=MEASURE_NOTES,

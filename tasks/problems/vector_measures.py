@@ -4,16 +4,18 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import sklearn.metrics
 
 from bert_keras.model.choices import CLASSES, PAIRS, SCORES, VECTORS
 from bert_keras.tasks.data.text_groups import LABEL, TEXT, form_of
-from bert_keras.tasks.metrics import pearson, spearman
+from bert_keras.tasks.metrics import average_precision, pearson, spearman
 
+LEAST_LENGTH = 1e-12  # a shorter vector is not scaled to length 1
 BLOCK = 1024  # queries that are compared at a time
 MEASURES = {
     PAIRS: ("mrr", "accuracy"),
-    SCORES: ("spearman", "pearson"),
-    CLASSES: ("accuracy",),
+    SCORES: ("spearman", "pearson", "average_precision"),  # the last of labels 0 and 1 alone
+    CLASSES: ("accuracy", "v_measure"),
     VECTORS: ("cosine",),
 }
 Arrays = Mapping[str, np.ndarray]
@@ -21,8 +23,7 @@ Arrays = Mapping[str, np.ndarray]
 
 def unit(vectors: np.ndarray) -> np.ndarray:
     """Vectors [..., H] of length 1; a vector of zeros stays."""
-    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    return vectors / np.where(lengths > 0, lengths, 1)
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), LEAST_LENGTH)
 
 
 def _ids(texts: np.ndarray) -> np.ndarray:
@@ -70,21 +71,27 @@ def rank_measures(ranks: np.ndarray) -> Callable[[Any], dict[str, float]]:
 def _by_score(vectors: np.ndarray, raw: Arrays) -> Callable[[np.ndarray], dict[str, float]]:
     made, labels = unit(vectors), raw[LABEL]
     cosines = np.sum(made[:, 0] * made[:, 1], axis=-1)
-    return lambda rows: {
-        "spearman": spearman(labels[rows], cosines[rows]),
-        "pearson": pearson(labels[rows], cosines[rows]),
-    }
+    measures = {"spearman": spearman, "pearson": pearson}
+    if {*labels.tolist()} == {0.0, 1.0}:
+        measures["average_precision"] = average_precision
+    return lambda rows: {name: measure(labels[rows], cosines[rows]) for name, measure in measures.items()}
 
 
 def _by_neighbour(vectors: np.ndarray, raw: Arrays) -> Callable[[np.ndarray], dict[str, float]]:
-    """The fraction of texts whose nearest other text has their class."""
+    """The fraction of texts whose nearest other text has their class; the V-measure of as many k-means clusters as classes."""
+    from sklearn.cluster import KMeans  # slow to import
+
     made, labels, nearest = unit(vectors[:, 0]), raw[LABEL], []
     for start in range(0, len(made), BLOCK):
         cosines = made[start : start + BLOCK] @ made.T
         cosines[np.arange(len(cosines)), start + np.arange(len(cosines))] = -np.inf
         nearest.append(cosines.argmax(axis=1))
     right = labels[np.concatenate(nearest)] == labels
-    return lambda rows: {"accuracy": float(np.mean(right[rows]))}
+    clusters = KMeans(len({*labels.tolist()}), n_init=10, random_state=0).fit_predict(made)
+    return lambda rows: {
+        "accuracy": float(np.mean(right[rows])),
+        "v_measure": float(sklearn.metrics.v_measure_score(labels[rows], clusters[rows])),
+    }
 
 
 def _by_teacher(vectors: np.ndarray, raw: Arrays) -> Callable[[np.ndarray], dict[str, float]]:

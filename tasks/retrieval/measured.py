@@ -1,6 +1,6 @@
-"""Measures a model's vectors on files: a BEIR folder, scored pairs, pairs of one meaning, or texts with classes.
+"""Measures the retrieval of a model's vectors on a BEIR folder.
 
-In: a TextEncoder and a path. Out: measures by name, each with its interval.
+In: a TextEncoder and the folder. Out: measures by name, each with its interval.
 
     FOLDER/corpus.jsonl       {"_id", "title", "text"}
     FOLDER/queries.jsonl      {"_id", "text"}
@@ -11,24 +11,17 @@ Source of the form: Thakur et al. 2021, BEIR.
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from bert_keras.errors import BertKerasError, MissingFileError, first_names
 from bert_keras.io.paths import did_you_mean
 from bert_keras.tasks.data.sources import check_input, listing
-from bert_keras.tasks.data.tables import checked_text, column_names, read_table
+from bert_keras.tasks.data.tables import column_names, read_table
+from bert_keras.tasks.evaluation.intervals import mean_interval
 from bert_keras.tasks.retrieval.collection import Collection
 from bert_keras.tasks.retrieval.index import Index
-from bert_keras.tasks.retrieval.measures import (
-    clustering_measures,
-    pair_measures,
-    ranking_measures,
-    similarity_measures,
-    with_intervals,
-)
+from bert_keras.tasks.retrieval.measures import ranking_measures
 from bert_keras.tasks.retrieval.nearest import Nearest
 from bert_keras.tasks.retrieval.second_stage import SecondStage
 from bert_keras.tasks.retrieval.text_encoder import TextEncoder
@@ -123,64 +116,7 @@ def measure_retrieval(
     wanted = np.zeros((len(rows), max(map(len, judged.relevance))), int)
     for query, one in enumerate(judged.relevance):
         wanted[query, : len(one)] = [*one.values()]
-    values = ranking_measures(found, wanted)
-    return with_intervals(
-        lambda chosen: {name: float(one[chosen].mean()) for name, one in values.items()}, len(rows)
-    )
-
-
-def _columns(path: pathlib.Path, names: Sequence[str]) -> list[list[Any]]:
-    """Columns of a table by name, of one row or more."""
-    check_input(path)
-    rows = [(where, values) for where, _, values in read_table(path, names)]
-    if not rows:
-        raise BertKerasError(f"{path} has no rows; at least one is wanted.")
-    return [
-        [checked_text(values[i], where, name) if i < len(names) - 1 else values[i] for where, values in rows]
-        for i, name in enumerate(names)
-    ]
-
-
-def _numbers(path: pathlib.Path, name: str, values: Sequence[Any]) -> np.ndarray:
-    try:
-        return np.array([float(value) for value in values])
-    except (TypeError, ValueError) as error:
-        raise BertKerasError(
-            f"{path}: the column {name!r} has a value that is no number ({error})."
-        ) from error
-
-
-def measure_pairs(
-    encoder: TextEncoder, path: pathlib.Path, *, text: Sequence[str], label: str, scored: bool
-) -> Measured:
-    """Measures of a table of pairs: correlations with scores, or the average precision of labels 0 and 1.
-
-    text: the columns of the two texts; label: the column of the score or the label; scored: True for scores
-
-    Raises BertKerasError for a missing column, a label that is no number, and labels of one kind.
-    """
-    first, second, given = _columns(path, [*text, label])
-    labels = _numbers(path, label, given)
-    if not scored and {*labels.tolist()} != {0.0, 1.0}:
-        values = first_names([f"{value:g}" for value in sorted({*labels.tolist()})])
-        raise BertKerasError(f"{path}: the column {label!r} has the values {values}; give 0 and 1, and both.")
-    scores = (np.float64(encoder(first)) * encoder(second)).sum(axis=1)
-    measure = similarity_measures if scored else _pairs_or_none
-    return with_intervals(lambda rows: measure(scores[rows], labels[rows]), len(scores))
-
-
-def _pairs_or_none(scores: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """`pair_measures`; none for a sample without a pair of one meaning."""
-    return pair_measures(scores, labels) if labels.any() else {}
-
-
-def measure_clustering(encoder: TextEncoder, path: pathlib.Path, *, text: str, label: str) -> Measured:
-    """The V-measure of the texts of a table, whose classes are in the column `label`. It has no interval.
-
-    Raises BertKerasError for a missing column and for fewer than two classes.
-    """
-    texts, given = _columns(path, [text, label])
-    labels = np.array([str(value) for value in given])
-    if len({*labels.tolist()}) < 2:
-        raise BertKerasError(f"{path}: the column {label!r} has one class; give two or more.")
-    return {name: {"value": value} for name, value in clustering_measures(encoder(texts), labels).items()}
+    return {
+        name: {"value": float(values.mean())} | dict(zip(("low", "high"), mean_interval(values), strict=True))
+        for name, values in ranking_measures(found, wanted).items()
+    }

@@ -1,18 +1,13 @@
-"""Measures of text vectors, as functions of arrays.
+"""Measures of retrieval, as functions of arrays.
 
-In: the relevance of found texts, or vectors with labels. Out: float64 [Q], a value for each query, or one number.
+In: the relevance of found texts. Out: float64 [Q], a value for each query.
 
-The measures of retrieval are those of trec_eval: recip_rank, ndcg_cut, recall and map_cut.
+The measures are those of trec_eval: recip_rank, ndcg_cut, recall and map_cut.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import sklearn.cluster
-import sklearn.metrics
-
-from bert_keras.tasks.evaluation.intervals import interval, resample
-from bert_keras.tasks.metrics import pearson, spearman
 
 
 def reciprocal_rank(found: np.ndarray, judged: np.ndarray, k: int) -> np.ndarray:
@@ -70,35 +65,3 @@ def ranking_measures(
     judged: [Q, J], the relevances of all judged texts, padded with 0
     """
     return {f"{name}@{k}": RANKING[name](found, judged, k) for name, ks in at.items() for k in ks}
-
-
-def similarity_measures(scores: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Correlations of the similarities [N] of pairs with the scores [N] that people gave."""
-    return {"spearman": spearman(labels, scores), "pearson": pearson(labels, scores)}
-
-
-def pair_measures(scores: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """The average precision of the similarities [N] of pairs for labels [N], 1 for a pair of one meaning, else 0."""
-    return {"average_precision": float(sklearn.metrics.average_precision_score(labels, scores))}
-
-
-def clustering_measures(vectors: np.ndarray, labels: np.ndarray, *, seed: int = 0) -> dict[str, float]:
-    """The V-measure of clusters of vectors [N, D] against labels [N]: k-means with as many clusters as there are labels."""
-    kmeans = sklearn.cluster.KMeans(len({*labels.tolist()}), n_init=10, random_state=seed)
-    return {"v_measure": float(sklearn.metrics.v_measure_score(labels, kmeans.fit_predict(vectors)))}
-
-
-def with_intervals(
-    measure: Callable[[np.ndarray], Mapping[str, float]], count: int
-) -> dict[str, dict[str, float]]:
-    """The measures of all rows, each with the interval of the bootstrap over rows: {"value", "low", "high"} by name.
-
-    measure: rows int [N] -> measures; count: the number of rows
-    """
-    rows = np.arange(count)
-    samples = resample(measure, rows)
-    ends = {name: interval(values) for name, values in samples.items()}
-    return {
-        name: {"value": value, "low": ends[name][0], "high": ends[name][1]}
-        for name, value in measure(rows).items()
-    }

@@ -7,9 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from bert_keras.tasks.options import MiningOptions
+from bert_keras.tasks.problems.vector_measures import unit
 from bert_keras.tasks.retrieval.index import Index
 from bert_keras.tasks.retrieval.nearest import Nearest
-from bert_keras.tasks.retrieval.text_encoder import TextEncoder, unit
+from bert_keras.tasks.retrieval.text_encoder import TextEncoder
 
 
 def mine_negatives(

@@ -14,10 +14,11 @@ import tensorflow as tf
 from bert_keras.tasks.data.text_groups import TEXT
 from bert_keras.tasks.options import COSINE, QUERY, IndexOptions
 from bert_keras.tasks.problems.embedding import PROMPT, Embedding
+from bert_keras.tasks.problems.vector_measures import LEAST_LENGTH
 from bert_keras.tasks.retrieval.index import Index, open_index, texts_to_rerank
 from bert_keras.tasks.retrieval.nearest import FLOAT32, INT8, Nearest, int8_recall, take_rows
 from bert_keras.tasks.retrieval.second_stage import SecondStage, load_reranker
-from bert_keras.tasks.retrieval.text_encoder import LEAST_LENGTH, load_text_encoder
+from bert_keras.tasks.retrieval.text_encoder import load_text_encoder
 from bert_keras.tasks.runs.run_folder import Run
 from bert_keras.tasks.task import Features, Raw
 from bert_keras.text.preprocessing import Preprocessor

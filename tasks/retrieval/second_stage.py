@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from bert_keras.errors import BertKerasError
-from bert_keras.io.paths import to_path
 from bert_keras.tasks.data.text_groups import QUERY, TEXT
 from bert_keras.tasks.problems.label_types import SCORE
 from bert_keras.tasks.problems.reranking import Reranker
-from bert_keras.tasks.runs.run_folder import KERAS, Run, is_run
-from bert_keras.tasks.strings.models import load, reranker
+from bert_keras.tasks.retrieval.text_encoder import load_model
+from bert_keras.tasks.runs.run_folder import Run
+from bert_keras.tasks.strings.models import reranker
 from bert_keras.tasks.task import checked_outputs, model_inputs
 from bert_keras.text.preprocessing import Preprocessor
 
@@ -28,14 +27,8 @@ def load_reranker(path: str | pathlib.Path) -> Run:
 
     Raises BertKerasError for a model of another task, and for a checkpoint without such a classifier.
     """
-    folder = to_path(path)
-    trained = folder.suffix == KERAS or is_run(folder)
-    run: Run = (load(path) if trained else reranker(path, keep_head=True)).as_run(path)
-    if not isinstance(run.task, Reranker):
-        raise BertKerasError(
-            f"{path} is a model of {run.task.name}, which scores no text for a query; give a reranker."
-        )
-    return run
+    lacks = "scores no text for a query; give a reranker"
+    return load_model(path, functools.partial(reranker, keep_head=True), Reranker, lacks)
 
 
 class SecondStage(tf.Module):

@@ -17,33 +17,40 @@ from bert_keras.io.paths import to_path
 from bert_keras.tasks.batches import predictor
 from bert_keras.tasks.options import COSINE, SIMILARITIES
 from bert_keras.tasks.problems.embedding import PROMPT, VECTOR, Embedding
+from bert_keras.tasks.problems.vector_measures import unit
 from bert_keras.tasks.runs.run_folder import KERAS, Run, is_run
 from bert_keras.tasks.strings.models import embedder, load
 from bert_keras.tasks.training.plan import digest_of_tensors
 from bert_keras.tasks.training.task_model import config_of, encoder_of
 
-LEAST_LENGTH = 1e-12  # a shorter vector is not scaled to length 1
 
+def load_model(path: str | pathlib.Path, make: Callable[..., Any], kind: type[Any], lacks: str) -> Run:
+    """A run or a .keras file of a kind of task; what `make` makes of any other checkpoint, by path or name.
 
-def load_text_encoder(path: str | pathlib.Path, *, task: Any = None, dimension: int | None = None) -> Run:
-    """A run or a .keras file of an embedding; the vectors of `embedder` for any other checkpoint, by path or name.
-
-    dimension: the first numbers of each vector alone, as many as this; None takes the model's own choice
-
-    Raises BertKerasError for a model of another task, and for a cross-encoder.
+    Raises BertKerasError for a model of another task, which `lacks` something.
     """
     folder = to_path(path)
     trained = folder.suffix == KERAS or is_run(folder)
-    source = None if trained else checkpoints.source_of(path)
-    if source and source.score_function and count_outputs(source, "classifier") == 1:
+    run = (load if trained else make)(path).as_run(path)
+    if not isinstance(run.task, kind):
+        raise BertKerasError(f"{path} is a model of {run.task.name}, which {lacks}.")
+    return run
+
+
+def _encoder_alone(path: str | pathlib.Path) -> Any:
+    """`embedder` of a checkpoint. Raises BertKerasError for a cross-encoder."""
+    source = checkpoints.source_of(path)
+    if source.score_function and count_outputs(source, "classifier") == 1:
         raise BertKerasError(
             f"{path} is a cross-encoder, which gives a score of two texts and no vectors; give an embedding, or --reranker."
         )
-    run = (embedder(source) if source else load(path, task=task)).as_run(path)
-    if not isinstance(run.task, Embedding):
-        raise BertKerasError(
-            f"{path} is a model of {run.task.name}, which gives no vectors of texts; give an embedding, or a checkpoint."
-        )
+    return embedder(source)
+
+
+def load_text_encoder(path: str | pathlib.Path, *, dimension: int | None = None) -> Run:
+    """`load_model` of an embedding, or the vectors of `embedder`. dimension: of Embedding; None takes the model's own choice."""
+    lacks = "gives no vectors of texts; give an embedding, or a checkpoint"
+    run: Any = load_model(path, _encoder_alone, Embedding, lacks)
     if dimension is not None and dimension != run.model.output_shape[-1]:
         run.task.dimension = dimension
     return run
@@ -98,8 +105,3 @@ class TextEncoder:
         answers, _ = self._predict(columns, batch_size=self._batch_size, progress=progress)
         vectors = answers[VECTOR].astype(np.float32)
         return unit(vectors) if self.similarity == COSINE else vectors
-
-
-def unit(vectors: np.ndarray) -> np.ndarray:
-    """Vectors [N, D] scaled to length 1; those of length 0 stay."""
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), LEAST_LENGTH)

@@ -322,8 +322,9 @@ def embedder(
     any number of columns that begin with "negative"; fit((a, b), scores); fit(texts, classes), where classes are whole numbers,
     or names with a loss of classes; or fit(texts, vectors), where vectors [N, H] are those of a teacher. A text is compared with
     those of its batch, in which no two are equal.
-    `evaluate` gives the Spearman and Pearson correlation of scores and cosines; for pairs, "mrr" and "accuracy" of each positive
-    among all texts that were given; for classes, "accuracy" of the nearest text; for vectors, the mean "cosine" with them.
+    `evaluate` gives the Spearman and Pearson correlation of scores and cosines, and "average_precision" where all labels are 0 or
+    1; for pairs, "mrr" and "accuracy" of each positive among all texts that were given; for classes, "accuracy" of the nearest
+    text and "v_measure" of k-means; for vectors, the mean "cosine" with them.
     Predictions: "embedding" float32 [N, H].
     """
     if unknown := [name for name in options if name not in names_of(EmbeddingOptions)]:
