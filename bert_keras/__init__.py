@@ -58,6 +58,7 @@ if TYPE_CHECKING:  # editors and type checkers read these lines; they do not run
         question_answerer,
         regressor,
         replaced_tokens,
+        reranker,
         sentence_order,
         tagger,
     )
@@ -136,6 +137,7 @@ __all__ = [
     "question_answerer",
     "regressor",
     "replaced_tokens",
+    "reranker",
     "sentence_order",
     "squared_error",
     "tagger",
@@ -190,6 +192,7 @@ _HOMES = {
         "question_answerer",
         "regressor",
         "replaced_tokens",
+        "reranker",
         "sentence_order",
         "tagger",
     ),

@@ -5,6 +5,7 @@ TensorFlow is imported when a command runs; flags and help need none.
 
 import argparse
 import contextlib
+import dataclasses
 import pathlib
 import shlex
 import signal
@@ -14,7 +15,7 @@ from typing import Any
 
 from bert_keras.cli.console import PATH, SEVERAL, Command, EndNow, note, say, start, table
 from bert_keras.errors import BertKerasError, MissingFileError, one_line
-from bert_keras.fields import add_flags, flag_of, given_settings
+from bert_keras.fields import add_flags, flag_of, given_settings, names_of
 from bert_keras.io.formats import RESULTS_FILE, command_in
 from bert_keras.io.json_files import as_json
 from bert_keras.io.own_code import is_own
@@ -25,10 +26,21 @@ from bert_keras.tasks.commands.flags import (
     add_model,
     add_own_settings,
     add_pretrained_task,
+    adjusted,
     slow_precision,
     task_settings,
 )
-from bert_keras.tasks.options import SAVED_MODEL, ExportOptions, HubOptions, InferenceOptions, ServerOptions
+from bert_keras.tasks.commands.retrieval import add_reranker, check_reranker
+from bert_keras.tasks.options import (
+    OWN,
+    SAVED_MODEL,
+    ExportOptions,
+    HubOptions,
+    IndexOptions,
+    InferenceOptions,
+    ServerOptions,
+    TrainedOptions,
+)
 
 # -----------------------------------------------------------------------------------------------------------
 # export and hub
@@ -44,6 +56,15 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     add_flags(form, ExportOptions, only=("embedding",))
     add_flags(parser, ExportOptions, without=("embedding",))
     add_flags(parser, InferenceOptions, only=("precision",))
+    add_flags(parser, TrainedOptions, only=("dimension",))
+    search = parser.add_argument_group("search: a query in, the nearest texts of an index out")
+    search.add_argument(
+        "--index",
+        **PATH,
+        help="folder that index wrote; --run or --checkpoint only if the model is not where the index was made",
+    )
+    add_flags(search, IndexOptions, only=("k", "vectors", "prompt"))
+    add_reranker(search)
     parser.add_argument(
         "--output",
         **PATH,
@@ -57,9 +78,16 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
 
 def _run_export(args: argparse.Namespace) -> None:
     options = ExportOptions(**given_settings(args, ExportOptions))
-    if bool(args.run) == bool(args.checkpoint):
+    unread = [name for name in given_settings(args, IndexOptions) if name not in ("prompt", "dimension")]
+    unread += ["reranker"] if args.reranker else []
+    if unread and not args.index:
+        raise BertKerasError(f"{flag_of(unread[0])} applies only to a search; give --index.")
+    if bool(args.run) == bool(args.checkpoint) and (args.run or not args.index):
         raise BertKerasError(EITHER)
     check_paths(args)
+    check_reranker(args)
+    if args.index and options.format != SAVED_MODEL:
+        raise BertKerasError(f"--index is exported as a {SAVED_MODEL}; leave --format out.")
     if options.format != SAVED_MODEL:
         _export_to_runtime(args, options)
         return
@@ -69,11 +97,46 @@ def _run_export(args: argparse.Namespace) -> None:
     from bert_keras.tasks.runs.ensemble import at_precision
 
     check_export(to_path(args.output), target=args.target)
-    run = at_precision(_run_to_export(args, options), getattr(args, "precision", None))
+    made = _search_to_export(args, options) if args.index else _prompted(_run_to_export(args, options), args)
+    made = dataclasses.replace(made, task=adjusted(made.task, args))
+    run = at_precision(made, getattr(args, "precision", None))
     slow_precision(precision_of(run.model))
     folder = export(run, args.output, target=args.target, freeze=options.freeze)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     print(f"{folder}: {size / 1e6:.0f} MB; a fresh process without this package gave the same answers")
+
+
+def _search_to_export(args: argparse.Namespace, options: ExportOptions) -> Any:
+    """The search of --index as a run. Raises BertKerasError for another model, for its options, and for k over the texts."""
+    from bert_keras.tasks.retrieval.search_task import make_search
+
+    given = [options.embedding, options.seq_length, options.l2, options.layers, *_task_settings(args)]
+    given.append("dimension" in args)
+    if any(given) or args.task or len(args.run or ()) > 1:
+        raise BertKerasError(
+            "--index takes the model that made it as it is: give one --run, or --checkpoint, alone."
+        )
+    model = args.run[0] if args.run else args.checkpoint
+    settings = IndexOptions(**given_settings(args, IndexOptions))
+    second: Any = {"reranker": args.reranker, "rerank": settings.rerank}
+    how: Any = {"k": settings.k, "dtype": settings.vectors, "prompt": settings.prompt}
+    return make_search(args.index, model=model, **how, **second, log=say)
+
+
+def _task_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The given options of the checkpoint's task; an embedding's flags are those of this command."""
+    others = (*names_of(ExportOptions), *names_of(IndexOptions))
+    return {name: value for name, value in task_settings(args).items() if name not in others}
+
+
+def _prompted(run: Any, args: argparse.Namespace) -> Any:
+    """The run whose texts get the prompt of --prompt. Raises BertKerasError for a task without prompts."""
+    from bert_keras.tasks.problems.embedding import Embedding
+
+    prompt = given_settings(args, IndexOptions).get("prompt")
+    if prompt is not None and not isinstance(run.task, Embedding):
+        raise BertKerasError(f"{run.task.name} has no prompts; leave --prompt out.")
+    return run if prompt is None else dataclasses.replace(run, task=run.task.with_prompt(prompt))
 
 
 def _export_to_runtime(args: argparse.Namespace, options: ExportOptions) -> None:
@@ -88,7 +151,11 @@ def _export_to_runtime(args: argparse.Namespace, options: ExportOptions) -> None
     precision = getattr(args, "precision", None) or "float32"
     how: dict[str, Any] = {"quantize": options.quantize, "precision": precision}
     check_runtime(to_path(args.output), options.format, **how)
-    run = _run_to_export(args, options, check=check_task)
+    if "dimension" in args:
+        raise BertKerasError(
+            f"--dimension applies only to a {SAVED_MODEL}; leave it out: {options.format} gives all numbers."
+        )
+    run = _prompted(_run_to_export(args, options, check=check_task), args)
     if precision not in RUNTIMES[options.format].convert:  # else it is the format of the weights alone
         slow_precision(precision)
     found = export_to(run, args.output, options.format, **how)
@@ -105,15 +172,13 @@ def _run_to_export(
 
     check: called with the task before any weights are read or downloaded; not for a `.keras` file, which is read as a whole
     """
-    from bert_keras.checkpoints import resolve
-    from bert_keras.checkpoints.sentence_transformers import read_sentence_settings
     from bert_keras.tasks.problems.embedding import Embedding, WordEmbedding
     from bert_keras.tasks.runs.ensemble import load_runs
     from bert_keras.tasks.runs.own_head import own_run
     from bert_keras.tasks.runs.run_folder import KERAS, run_of, task_of
     from bert_keras.tasks.runs.task_types import open_task
 
-    of_task, own = task_settings(args), args.task if is_own(args.task or "") else None
+    of_task, own = _task_settings(args), args.task if is_own(args.task or "") else None
     given = [args.checkpoint, options.embedding, options.seq_length, options.l2, options.layers]
     if args.run and args.task == own and not any(given) and not of_task:
         for path in args.run:
@@ -140,10 +205,8 @@ def _run_to_export(
     elif options.embedding == "word":
         task = WordEmbedding(layers=layers)
     else:
-        assert options.embedding  # refused above
-        sentence = read_sentence_settings(resolve(args.checkpoint, weights=False).path)
-        l2 = options.l2 or (sentence is not None and sentence.l2)
-        task = Embedding(pooling=options.embedding, l2=l2, layers=layers)
+        pooling = None if options.embedding == OWN else options.embedding
+        task = Embedding(pooling=pooling, l2=options.l2 or None, layers=layers)
     check(task)
     return run_of(task, args.checkpoint, seq_length=options.seq_length)
 

@@ -165,6 +165,10 @@ def check_task(task: Problem) -> None:
         reason = "cuts texts into windows and puts the answers together from the text"
     elif not isinstance(task, (TextClassification, Embedding)):
         reason = "finds its answers in the text"
+    elif isinstance(task, Embedding) and task.dimension is not None:
+        reason = "gives some numbers of its vectors"
+    elif isinstance(task, Embedding) and (task.find_prompt() or not task.include_prompt):
+        reason = f"puts the prompt {task.prompt!r} before texts" if task.include_prompt else "pools no prompt"
     else:
         return
     raise BertKerasError(

@@ -91,7 +91,7 @@ class Servable:
             packed = precision_of(model) == "bfloat16"
             self._infer = with_constants(model, self.features_signature(), packed=packed)
         self.saved: Any = tf.Module() if frozen else Reusable(self._call, model)
-        self.saved.preprocess = preprocess
+        self.saved.preprocess, self.saved.resources = preprocess, task.resources
         with tracing():
             self.functions()
 

@@ -24,7 +24,7 @@ from bert_keras.io.own_code import is_own
 from bert_keras.model.kernels import packed_weights
 from bert_keras.optimization.replicas import without_autotuning
 from bert_keras.tasks.devices.strategies import in_replicas, padded_for
-from bert_keras.tasks.joined_windows import join_windows
+from bert_keras.tasks.joined_windows import join_texts, join_windows
 from bert_keras.tasks.report import Arrays
 from bert_keras.tasks.task import Features, Problem, Raw, Task, checked_outputs, graph_errors, model_inputs
 from bert_keras.text.preprocessing import Preprocessor, own_rows, pad_batches
@@ -87,8 +87,16 @@ def cardinality(examples: tf.data.Dataset) -> int:
     return found
 
 
-def batches(examples: tf.data.Dataset, *, batch_size: int, seed: int | None = None) -> tf.data.Dataset:
+def batches(
+    examples: tf.data.Dataset,
+    *,
+    batch_size: int,
+    seed: int | None = None,
+    arrange: Callable[[Raw], tf.Tensor] | None = None,
+) -> tf.data.Dataset:
     """Batches of raw examples [B] with similar lengths.
+
+    arrange: of `Problem.arranger`, for the examples of POOL batches
 
     A seed makes the order random, different in every epoch and equal for equal seeds; None keeps it fixed. Lengths are compared
     in bytes of raw text, so no text is tokenized twice. A fixed order needs no number of examples: an unknown one stays unknown.
@@ -98,7 +106,10 @@ def batches(examples: tf.data.Dataset, *, batch_size: int, seed: int | None = No
         raise BertKerasError(EMPTY)
     if seed is not None:
         examples = examples.shuffle(found, seed=seed)
-    made = examples.batch(POOL * batch_size).map(_sort_by_length).rebatch(batch_size)
+    made = examples.batch(POOL * batch_size).map(_sort_by_length)
+    if arrange is not None:
+        made = made.map(lambda raw: _in_order_of(raw, arrange(raw)))
+    made = made.rebatch(batch_size)
     if seed is not None:
         made = made.shuffle(POOL, seed=seed + 1)
     return made if found < 0 else made.apply(tf.data.experimental.assert_cardinality(-(-found // batch_size)))
@@ -134,7 +145,8 @@ def dataset(
         made = _map(examples.batch(batch_size), _featurizer(task, preprocess, labelled=True))
         made = _in_rows(_by_window(made, batch_size=batch_size, seed=seed), **rows)
     else:
-        raw = batches(examples, batch_size=batch_size, seed=seed)
+        arrange = task.arranger(batch_size) if labelled and seed is not None else None
+        raw = batches(examples, batch_size=batch_size, seed=seed, arrange=arrange)
         if not labelled:
             return _prefetched(_map(raw, _featurizer(task, preprocess, labelled=False)))
         made = _featurized(task, preprocess, raw, **rows)
@@ -210,6 +222,8 @@ def _featurizer(
         if not labelled:
             return features, raw
         made = (model_inputs(task, features), *task.labels(raw, features))
+        if task.joins_texts:
+            return join_texts(made[0], raw[task.text[-1]].shape[1]), *made[1:]
         return join_windows(*made, features[EXAMPLE_INDEX]) if task.joins_windows else made
 
     return featurize
@@ -252,7 +266,10 @@ def _trim(features: Features, labels: tf.Tensor, weights: tf.Tensor) -> tuple[An
 def _sort_by_length(raw: Raw) -> Raw:
     texts = [tf.strings.length(value) for value in raw.values() if value.dtype == tf.string]
     lengths = tf.add_n([tf.reduce_sum(tf.reshape(text, [tf.shape(text)[0], -1]), axis=1) for text in texts])
-    order = tf.argsort(lengths, stable=True)
+    return _in_order_of(raw, tf.argsort(lengths, stable=True))
+
+
+def _in_order_of(raw: Raw, order: tf.Tensor) -> Raw:
     return {name: tf.gather(value, order) for name, value in raw.items()}
 
 

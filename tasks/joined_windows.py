@@ -1,4 +1,4 @@
-"""Joins the windows of an example in one row, for a task whose loss reads them together, and calls a network on such rows."""
+"""Joins the windows or the texts of an example in one row, for a loss that reads them together; calls a network on such rows."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,6 +33,13 @@ def join_windows(
         return tf.where(mask, rows, tf.cast(filling, one.dtype))
 
     return {name: joined(one) for name, one in features.items()}, joined(labels, -1), joined(weights, 0)
+
+
+def join_texts(features: Features, count: int) -> Features:
+    """The features of texts [B * T, ...] -> the T texts of each example in one row, [B, T, ...]. count: T."""
+    return {
+        name: _reshaped(one, [tf.shape(one)[0] // count, count], one, 1) for name, one in features.items()
+    }
 
 
 def call_network(network: keras.Model, call: Callable[..., Any], inputs: Features, *, training: bool) -> Any:

@@ -51,6 +51,11 @@ def spearman(labels: np.ndarray, predictions: np.ndarray) -> float:
     return float(scipy.stats.spearmanr(labels, predictions).statistic)
 
 
+def average_precision(labels: np.ndarray, predictions: np.ndarray) -> float:
+    """The mean precision at the rank of each label of 1 among labels of 0 and 1, 0 to 1; 0.0 where no label is 1."""
+    return float(sklearn.metrics.average_precision_score(labels, predictions)) if np.any(labels) else 0.0
+
+
 def _any_constant(*columns: np.ndarray) -> bool:
     return any(np.ptp(values) == 0 for values in columns)
 

@@ -11,11 +11,12 @@ from typing import Any
 
 from bert_keras.errors import BertKerasError
 from bert_keras.fields import Checked, like, setting, wrong_setting
-from bert_keras.model.choices import LAYERS
+from bert_keras.model.choices import DENSE_ACTIVATIONS, LAYERS, VECTOR_LOSSES, VECTOR_POOLINGS
 from bert_keras.tasks.hparams import Hparams
 
 MAX_OPTION = 1_000_000  # the upper bound for options that are counts
 MAX_CHOICES = 1_000
+OWN = "own"  # the pooling that a sentence-transformers folder says
 
 # -----------------------------------------------------------------------------------------------------------
 # Options of the tasks. An option of several tasks means the same in all of them.
@@ -174,6 +175,90 @@ class FillMaskOptions(Checked):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbeddingOptions(Checked):
+    """Options for vectors of texts and their learning. None of a temperature or a margin takes that of the loss.
+
+    include_prompt: False leaves [CLS] and the tokens of the prompt out of the pooling, not out of the encoder
+    """
+
+    pooling: str | None = setting(
+        None, help="embedding: pool the tokens of a text into one vector", choices=VECTOR_POOLINGS
+    )
+    l2: bool | None = setting(None, help="embedding: scale vectors to length 1")
+    layers: str | None = setting(
+        None, help="embedding: the layers of a vector, as in features (default: last)"
+    )
+    dense_size: int | None = setting(
+        None,
+        help="embedding: numbers that a dense layer makes of a pooled vector (default: no such layer)",
+        at_least=1,
+        at_most=1 << 20,
+    )
+    dense_activation: str | None = setting(
+        None, help="embedding: of the dense layer (default: tanh)", choices=DENSE_ACTIVATIONS
+    )
+    dense_bias: bool | None = setting(None, help="embedding: a bias in the dense layer (default: yes)")
+    prompts: dict[str, str] | None = setting(
+        None,
+        help="embedding: the name of a prompt and the text that it puts before a text; of pairs, the query gets query, and the "
+        "others document, passage or corpus",
+    )
+    prompt: str | None = setting(
+        None, help="embedding: the name of the prompt before other texts (default: none)"
+    )
+    include_prompt: bool | None = setting(
+        None, help="embedding: pool the tokens of the prompt too (default: yes)"
+    )
+    similarity: str | None = setting(
+        None, help="embedding: how a search compares the vectors: cosine or dot (default: cosine)"
+    )
+    loss: str | None = setting(
+        None,
+        help="embedding: what the vectors learn (default: multiple_negatives_ranking of pairs, cosent of pairs with scores, "
+        "batch_hard_triplet of texts with classes, mean_squared_error of texts with a teacher's vectors)",
+        choices=tuple(VECTOR_LOSSES),
+    )
+    temperature: float | None = setting(
+        None, help="embedding: divide cosines by this in the loss (default: 0.05)", over=0
+    )
+    margin: float | None = setting(
+        None,
+        help="embedding: how much farther a negative is to be than a positive, in the triplet losses (default: 5)",
+        over=0,
+    )
+    matryoshka: tuple[int, ...] | None = setting(
+        None,
+        help="embedding: sum the losses of the first numbers of each vector, as many as each of these, so that fewer do too",
+        at_least=1,
+    )
+    dimension: int | None = setting(
+        None,
+        help="embedding: give the first numbers of each vector, as many as this (default: all)",
+        at_least=1,
+    )
+    negative_column: tuple[str, ...] | None = setting(
+        None,
+        help="embedding and reranking: the columns of negatives beside the pair of --text-column (default: those that begin with "
+        "negative)",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not all(isinstance(text, str) for text in (self.prompts or {}).values()):
+            raise wrong_setting(self, "prompts", "an object of texts")
+        for name in ("temperature", "margin"):
+            if getattr(self, name) is not None and (
+                self.loss is None or getattr(VECTOR_LOSSES[self.loss], name) is None
+            ):
+                having = ", ".join(
+                    one for one, row in VECTOR_LOSSES.items() if getattr(row, name) is not None
+                )
+                raise BertKerasError(
+                    f"{name} is {getattr(self, name)}; give it with a loss that has one: {having}."
+                )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TranslationOptions(Checked):
     """Options for translating (defaults: Vaswani et al. 2017, sec. 6.1). A beam of 1 and a length penalty of 0 are greedy."""
 
@@ -234,7 +319,7 @@ PRETRAINED_TASKS = ("fill-mask", *SENTENCE_PAIR_LABELS)
 # The names that --task takes, besides MODULE:CLASS, in the order of an error.
 TASK_NAMES = (
     *("cola sst2 mrpc qqp stsb mnli qnli rte wnli ax custom squad1.1 squad2.0 swag codah conll2003".split()),
-    *(*PRETRAINED_TASKS, "replaced-tokens"),
+    *(*PRETRAINED_TASKS, "replaced-tokens", "embedding", "reranking"),
 )
 
 
@@ -257,6 +342,7 @@ TASK_OPTIONS = (
     TaggingOptions,
     ChoiceOptions,
     FillMaskOptions,
+    EmbeddingOptions,
 )
 
 # The hyperparameters of a task's paper that differ from the defaults of Hparams, by task.
@@ -362,6 +448,7 @@ class TrainedOptions(Checked):
         None,
         help="SQuAD 2.0: answer where the best span scores this much more than no answer (default: chosen on dev by finetune)",
     )
+    dimension: int | None = like(EmbeddingOptions, "dimension")
     logits: bool = setting(
         False, help="give logits too: of the classes of a text, or of the n best answers and of no answer"
     )
@@ -373,8 +460,9 @@ class ExportOptions(Checked):
 
     embedding: str | None = setting(
         None,
-        help="with --checkpoint: pool the tokens of a text into one vector, or give one vector for each word",
-        choices=("mean", "cls", "max", "word"),
+        help="with --checkpoint: pool the tokens of a text into one vector (own: as its sentence-transformers folder does), or "
+        "give one vector for each word",
+        choices=(*VECTOR_POOLINGS, OWN, "word"),
     )
     l2: bool = setting(False, help="scale the vectors of texts to length 1")
     layers: str | None = like(
@@ -415,6 +503,59 @@ class ExportOptions(Checked):
             raise wrong_setting(
                 self, "freeze", f"False for {self.format}, whose weights are always constants"
             )
+
+
+COSINE, SIMILARITIES = "cosine", ("cosine", "dot")
+# The prompts of a model that are used where none is named, if it has one: the names of sentence-transformers.
+QUERY, DOCUMENT = ("query",), ("document", "passage", "corpus")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IndexOptions(Checked):
+    """Options for an index of texts and for its queries."""
+
+    column: str = setting("text", help="the column of the texts in a table")
+    similarity: str | None = setting(
+        None,
+        help="compare vectors by the cosine of their angle, or by their dot product (default: that of the model, else cosine)",
+        choices=SIMILARITIES,
+    )
+    prompt: str | None = setting(
+        None,
+        help="the name of the model's prompt before each text (default: document, passage or corpus for the texts of an index, "
+        "and query for queries, where the model has one; else the model's own prompt)",
+    )
+    dimension: int | None = like(EmbeddingOptions, "dimension")
+    k: int = setting(10, help="texts in an answer, the nearest first", at_least=1, at_most=MAX_OPTION)
+    rerank: int | None = setting(
+        None,
+        help="with a reranker: the nearest texts that it scores (default: 50, or k or all texts if that is nearer)",
+        at_least=1,
+        at_most=MAX_OPTION,
+    )
+    vectors: str = setting(
+        "float32",
+        help="format of the vectors in memory; int8 takes a quarter of it",
+        choices=("float32", "int8"),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MiningOptions(Checked):
+    """Options for hard negatives from an index."""
+
+    negatives: int = setting(1, help="negatives for each pair", at_least=1, at_most=100)
+    skip: int = setting(0, help="leave out this many of the nearest texts", at_least=0, at_most=MAX_OPTION)
+    depth: int = setting(100, help="look at this many of the nearest texts", at_least=1, at_most=MAX_OPTION)
+    margin: float = setting(
+        0.05,
+        help="leave out a text whose score with the query is over the positive's less this fraction",
+        at_least=0,
+        below=1,
+    )
+    duplicate: float = setting(
+        0.95, help="leave out a text whose cosine with a positive is this or more", over=0, at_most=1
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

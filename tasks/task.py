@@ -102,13 +102,15 @@ class Problem(Protocol):
     optional: the settings that task.json leaves out where they are None
     text: the raw strings that serving takes
     label_names: the label of each logit; empty for tasks without labels
-    problem_type: Hugging Face's name for the type of labels of a text, if they have one: see `Checkpoint`
+    problem_type, score_function: of a text's labels or its score, if they have one: see `Checkpoint`
     classes: the classes of a text that has exactly one of them; else empty
     outputs: the encoder outputs that the model reads
     model_features: the features that the model reads besides the encoder's inputs, [B, ...]; `labels` and `decode` read all
     windowed: True if examples are cut into windows
     joins_windows: True if the loss reads the windows of an example together: a row of a labelled batch is an example with all its
         windows, [B, K, ...], and a label of -1 is none. Everywhere else, a row is a window
+    joins_texts: True if an example has several texts, [B, T], and `features` gives each a row, [B * T, S]: the features of a
+        labelled batch are then [B, T, S], and so are the model's outputs
     trains: False if there is nothing to learn, only to predict
     pretrained_head: True if pre-training trains the head too; fine-tuning then starts from the checkpoint's head
     head: the name of its head in a checkpoint
@@ -123,6 +125,7 @@ class Problem(Protocol):
     example_texts: texts for an example request, by the names of `signature`, if the usual text does not fit
     score_bounds: the lowest and the highest score, where the scores of texts have a known range
     measures: the names in `Report.evaluate`
+    resources: the tf.Module with the variables that `decode` reads, besides the model's own; None for none
     """
 
     kind: str
@@ -132,11 +135,13 @@ class Problem(Protocol):
     text: tuple[str, ...] = ("text",)
     label_names: tuple[str, ...] = ()
     problem_type: str | None = None
+    score_function: str | None = None
     classes: tuple[str, ...] = ()
     outputs: tuple[str, ...] = (POOLED_OUTPUT,)
     model_features: tuple[str, ...] = ()
     windowed: bool = False
     joins_windows: bool = False
+    joins_texts: bool = False
     trains: bool = True
     pretrained_head: bool = False
     head: str = ""
@@ -151,6 +156,7 @@ class Problem(Protocol):
     score_bounds: tuple[float, float] | None = None
     labels_needed: str = "texts were given without labels; give y."
     measures: tuple[str, ...] = ()
+    resources: Any = None
 
     def features(self, preprocess: Preprocessor, raw: Raw) -> Features:
         """Raw [B] -> Features int32 [B, S]. By default the segments are the strings of `text`."""
@@ -163,6 +169,20 @@ class Problem(Protocol):
         Weight 0 leaves an example out of the training alone: `evaluate` and an export get every example.
         """
         ...
+
+    def arranger(self, batch_size: int) -> Callable[[Raw], tf.Tensor] | None:
+        """A function of raw examples [P], which are cut into batches in their order -> another order, int64 [P]. By default none.
+
+        Raises BertKerasError for batches of a size that the loss cannot learn from.
+        """
+        return None
+
+    def started_from(self, checkpoint: Checkpoint) -> tuple[Self, Checkpoint]:
+        """The problem with the settings that a checkpoint has for it and the user did not give; the checkpoint with the weights.
+
+        By default both as they are.
+        """
+        return self, checkpoint
 
     def check_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Raises BertKerasError for a checkpoint whose weights the problem cannot start from. By default takes any."""
@@ -197,6 +217,13 @@ class Problem(Protocol):
     def targets(self, y: Any, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The columns of labels in raw examples for labels in Python. columns: the result of `given`. By default refused."""
         raise BertKerasError(f"{self.name} does not learn from labels; it predicts only.")
+
+    def labelled(self, x: Any, y: Any) -> dict[str, np.ndarray]:
+        """The columns of raw examples [N] for texts and labels in Python. By default those of `given` and of `targets`."""
+        if y is None:
+            raise BertKerasError(self.labels_needed)
+        columns = self.given(x)
+        return {**columns, **self.targets(y, columns)}
 
     def check_targets(self, preprocess: Preprocessor, columns: Mapping[str, np.ndarray]) -> None:
         """Raises BertKerasError, with the row, for a label that this vocabulary or length cannot express. By default none.

@@ -94,6 +94,27 @@ def write_masks(folder: Path, *, count: int = ROWS) -> Path:
     return folder
 
 
+def write_pairs(folder: Path, *, count: int = ROWS) -> Path:
+    """Queries and positives; the dev split has scores."""
+    for seed, split in enumerate(("train", "dev")):
+        first, second = (runs.texts(count, seed=10 * seed + i) for i in range(2))
+        names = ("query", "positive") if split == "train" else ("sentence1", "sentence2")
+        columns: dict[str, Any] = dict(zip(names, (first, second), strict=True))
+        columns |= {"score": [i / count for i in range(count)]} if split == "dev" else {}
+        write_columns(folder / f"{split}.jsonl", columns)
+    return folder
+
+
+def write_candidates(folder: Path, *, count: int = ROWS) -> Path:
+    """Queries with a positive and two negatives; the dev split has pairs with labels."""
+    for seed, split in enumerate(("train", "dev")):
+        query, *found = (runs.texts(count, seed=10 * seed + i) for i in range(4))
+        named = dict(zip(("positive", "negative", "negative_2"), found, strict=True))
+        pairs = {"text": found[0], "label": [i % 2 for i in range(count)]}
+        write_columns(folder / f"{split}.jsonl", {"query": query} | (named if split == "train" else pairs))
+    return folder
+
+
 def write_documents(folder: Path, *, count: int = 30) -> Path:
     """A file of documents."""
     folder.mkdir(parents=True)
@@ -135,6 +156,12 @@ CASES = {
         write_documents, f"pretrain --recipe bert {PRETRAINING} --held-out 0.3 --held-out-instances 8"
     ),
     "electra": Case(write_documents, f"pretrain --recipe electra {PRETRAINING}"),
+    "embedding": Case(
+        write_pairs,
+        "finetune --task embedding --micro-batch 3 --pooling weighted_mean --dense-size 6 --no-include-prompt "
+        '--prompts {"query":"good"}',
+    ),
+    "reranking": Case(write_candidates, "finetune --task reranking --micro-batch 3"),
     "masks": Case(write_masks, "finetune --task fill-mask", start="pretraining"),
 }
 

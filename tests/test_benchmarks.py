@@ -23,6 +23,7 @@ CASES = {
     "serving-1": BOTH,
     "answers": BOTH[1:],
     "features": BOTH,
+    **dict.fromkeys(("vectors-1000", "pairs-64", "search-100000"), ("Hugging Face, sentence-transformers",)),
     "tokenize": ("KerasHub", "tokenizers"),
     "byte-bpe": ("KerasHub", "tokenizers"),
     "instances": ("plain Python",),
@@ -63,6 +64,7 @@ def smoke(tmp_path, script, *options):
 def test_every_library_computes_the_same(cases, tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
+    pytest.importorskip("sentence_transformers")
     code, found, output = smoke(tmp_path, "peers.py", "--cases", *cases)
     assert code == 0 and {*found["cases"]} == {*cases}, output[-3000:]
     assert all(result["agrees"] for result in found["results"])

@@ -56,7 +56,7 @@ from bert_keras.tasks.study.study_options import (
 
 COMMANDS = (
     "finetune probe protocol glue triviaqa evaluate predict features export serve hub convert triviaqa demo info doctor models "
-    "vocab instances plan pretrain fill-mask translate generate attention ablate completion"
+    "vocab instances plan pretrain fill-mask translate generate attention ablate completion index search mine measure"
 ).split()
 # Possible content of texts: nothing, tabs and carriage returns, markup, other scripts.
 TEXTS = ["good film", "", "bad\rplot", "[bold]a\tb[/x] [SEP]", "\u2028 真好 \N{GRINNING FACE}"]

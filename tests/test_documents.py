@@ -32,11 +32,19 @@ RUN_ELSEWHERE = {
     "docs/report.md": "test_reports_of_runs.py",
     "docs/features.md": "test_frozen_features.py",
     "docs/look_inside.md": "test_inspection.py",
+    "docs/search.md": "test_search.py",
     "docs/scale.md": "test_multiworker.py",
     "docs/text_models.md": "test_text_models.py",
     "docs/your_own_task.md": "test_your_own_task.py",
 }
-RUN_HERE = {"README.md", "docs/recipes.md", "docs/keras.md", "docs/serving.md", "docs/hub.md"}
+RUN_HERE = {
+    "README.md",
+    "docs/embeddings.md",
+    "docs/recipes.md",
+    "docs/keras.md",
+    "docs/serving.md",
+    "docs/hub.md",
+}
 # Lines that are no command of ours, by their first word: why they do not run here.
 NOT_RUN = {
     "python3": "sets up an environment; `.ci/run` runs the two of README.md",
@@ -70,6 +78,10 @@ NOT_RUN_HERE = {
     "bert-keras ablate": "pre-trains; test_ablations.py",
     "bert-keras triviaqa": "downloads 2.7 GB; test_triviaqa.py",
     "bert-keras features": "test_feature_based.py",
+    "bert-keras index": "test_search.py",
+    "bert-keras search": "test_search.py",
+    "bert-keras mine": "test_search.py",
+    "bert-keras measure": "test_retrieval_measures.py",
 }
 
 
@@ -245,7 +257,7 @@ def test_the_list_of_commands_and_the_readme_run(reader, capfd):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")  # Keras' own
-@pytest.mark.parametrize("document", ["docs/recipes.md", "docs/keras.md"])
+@pytest.mark.parametrize("document", ["docs/recipes.md", "docs/keras.md", "docs/embeddings.md"])
 def test_python_runs(document, reader, capfd):
     run_python(document)
 

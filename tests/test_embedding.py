@@ -7,6 +7,7 @@ from exports import untrained
 from random_checkpoints import refused
 from runs import texts, write_checkpoint
 
+import bert_keras as bk
 from bert_keras.features import ENCODER_OUTPUTS, EXAMPLE_INDEX, INPUT_MASK, WORD_INDEX
 from bert_keras.tasks.batches import predict
 from bert_keras.tasks.problems.embedding import Embedding, WordEmbedding
@@ -81,10 +82,11 @@ def test_words_have_the_vector_of_their_first_token(checkpoint):
     assert len(expected) == sum(len(text.split()) for text in TEXTS)
 
 
-def test_training_is_refused():
+def test_training_without_files_is_refused():
     task = Embedding(pooling="max", l2=True)
     assert Embedding.from_json(task.to_json()).to_json() == task.to_json()
-    refused("embedding has no examples", task.examples, "train")
+    refused("embedding is read from files", task.examples, "train")
+    refused("word-embedding has no examples", WordEmbedding().examples, "train")
 
 
 def test_bad_settings(checkpoint):
@@ -92,3 +94,57 @@ def test_bad_settings(checkpoint):
     refused("needs 4 blocks and the encoder has 2", run_of, Embedding(layers="concat_last_four"), checkpoint)
     message = "seq_length is 500 and the encoder has 48 positions"
     refused(message, run_of, Embedding(), checkpoint, seq_length=500)
+
+
+PROMPTS = {"query": "good film ", "document": ""}
+
+
+@pytest.mark.parametrize("include_prompt", [True, False])
+def test_prompts_dense_and_weights_are_those_of_numpy(checkpoint, include_prompt):
+    options = {"prompts": PROMPTS, "include_prompt": include_prompt, "dense_size": 5}
+    model = bk.embedder(checkpoint, pooling="weighted_mean", l2=True, seq_length=40, **options)
+    dense = model.network.get_layer("sentence_dense")
+    run = untrained(Embedding(layers="last"), checkpoint)
+    states, real = states_of(run, run.preprocess(tf.constant([PROMPTS["query"] + text for text in TEXTS])))
+    left = 0 if include_prompt else 3  # [CLS] good film
+    weights = (np.arange(real.shape[1]) + 1.0) * real * (np.arange(real.shape[1]) >= left)
+    pooled = (states * weights[..., None]).sum(1) / weights.sum(1, keepdims=True)
+    expected = np.tanh(pooled @ dense.kernel.numpy() + dense.bias.numpy())
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    found = model.predict(TEXTS, prompt="query", verbose=0)["embedding"]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    plain = model.predict(TEXTS, verbose=0)["embedding"]
+    assert abs(plain - found).max() > 1e-3
+    np.testing.assert_array_equal(model.predict(TEXTS, prompt="document", verbose=0)["embedding"], plain)
+    refused("no prompt 'x'; the prompts are query, document", model.predict, TEXTS, prompt="x")
+
+
+def test_an_embedding_says_what_it_assumes_and_refuses(checkpoint, capfd):
+    bk.embedder(checkpoint)
+    assert "does not say how to pool: the mean" in capfd.readouterr().err
+    bk.embedder(checkpoint, pooling="mean")
+    assert "pool" not in capfd.readouterr().err
+    refused("there is no argument promts; an embedding has pooling", bk.embedder, checkpoint, promts={})
+    refused("prompts is {'a': 1}; prompts must be an object of texts", Embedding, prompts={"a": 1})
+    refused("no prompt 'a'; the prompts are none", Embedding, prompt="a")
+    texts = bk.classifier(checkpoint, labels=["a", "b"])
+    refused("has no prompts; leave prompt out", texts.predict, ["a"], prompt="query")
+
+
+def test_pairs_get_the_prompts_of_queries_and_documents(checkpoint):
+    """The words of the texts that the loss sees; scores and classes get the usual prompt."""
+    task = Embedding(prompts={"query": "good ", "passage": "dull ", "all": "the "}, prompt="all")
+    preprocess = bk.embedder(checkpoint, pooling="mean").preprocess
+    words = preprocess.tokenizer.vocabulary
+    texts = tf.constant([["actor", "film", "scene"], ["film", "actor", "scene"]])
+
+    def first_words(**raw):
+        ids = task.features(preprocess, {"text": texts} | raw)["input_word_ids"].numpy()
+        return [" ".join(words[i] for i in row[1:3]) for row in ids]
+
+    pairs = ["good actor", "dull film", "dull scene", "good film", "dull actor", "dull scene"]
+    assert first_words() == pairs
+    of_scores = first_words(text=texts[:, :2], label=tf.constant([0.5, 1.0]))
+    assert of_scores == ["the actor", "the film", "the film", "the actor"]
+    assert first_words(text=texts[:, 0]) == ["the actor", "the film"]
+    assert first_words(text=texts[:, 0], prompt=tf.constant("dull ")) == ["dull actor", "dull film"]

@@ -38,7 +38,7 @@ OTHER_LABELS = ("pair", "score", "several", "paths")
 
 
 # The same loop with other heads.
-OTHER_HEADS = ("masks", "choice", "tags", "electra", "answers", "vectors")
+OTHER_HEADS = ("masks", "embedding", "reranking", "choice", "tags", "electra", "answers", "vectors")
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,15 @@ def test_a_finished_run_measures_answers_and_serves(name, finished, tmp_path):
         examples = run.task.examples("validation")
         expected, raw = predict(run.task, run.preprocess, run.model, examples, batch_size=7)
         measures = {f"val_{key}": value for key, value in run.task.evaluate(expected, raw)}
-        assert measures == pytest.approx(runs.results(made.run)["measures"], rel=1e-5)
+        assert measures == pytest.approx(runs.results(made.run)["measures"], rel=1e-5, abs=1e-5)
         asked = next(iter(examples.batch(ROWS)))
-    if name in PRETRAINED or name in ("tags", "paths"):  # which train on words, and are served from texts
-        asked = TEXTS
+    if name in PRETRAINED or name in (
+        "tags",
+        "paths",
+        "embedding",
+        "reranking",
+    ):  # which are served from texts of another form
+        asked = TEXTS if name != "reranking" else {"query": TEXTS["text"], "text": TEXTS["text"][::-1]}
         expected, _ = predict(run.task, run.preprocess, run.model, tf.data.Dataset.from_tensor_slices(asked))
     folder = export(run, tmp_path / "served")
     serve = tf.saved_model.load(str(folder)).signatures["serving_default"]

@@ -49,7 +49,7 @@ def run(tmp_path):
 
 
 def test_each_example_has_under_40_lines():
-    assert len(EXAMPLES) == 6
+    assert len(EXAMPLES) == 9
     assert {name for name, file in EXAMPLES.items() if len(file.read_text().splitlines()) >= 40} == set()
 
 
@@ -119,6 +119,28 @@ def test_two_towers(run, tmp_path):
     preprocess = bk.Preprocessor(bk.load_tokenizer(tmp_path / "checkpoint"), seq_length=16)
     vectors = tower.predict(preprocess(tf.constant(TEXTS)), verbose=0)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+
+
+def test_semantic_search(run, tmp_path):
+    (tmp_path / "manual.txt").write_text("\n\n".join(TEXTS[:9]))
+    (tmp_path / "faq.txt").write_text(f"the good\nactor !\n\n{TEXTS[9]}\n")
+    printed = run("semantic_search.py", "the good actor !", "manual.txt", "faq.txt")
+    assert "1.00 faq.txt: the good actor !\n" in printed and "[1] the good actor !" in printed
+    assert printed.rstrip().endswith("Question: the good actor !")
+
+
+def test_near_duplicates(run, tmp_path):
+    (tmp_path / "texts.txt").write_text("\n".join(["the good actor", "The good actor", *TEXTS[:6]]))
+    printed = run("near_duplicates.py", "texts.txt")
+    assert "1.00 the good actor = The good actor" in printed and "group 0, " in printed
+
+
+def test_few_shot(run, tmp_path):
+    rows = [f"{text},{'good' if 'good' in text else 'bad'}" for text in TEXTS]
+    (tmp_path / "few.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    printed = run("few_shot.py", "few.csv", TEXTS[0])
+    assert "accuracy on texts left out: " in printed
+    assert printed.rstrip().endswith(f"{'good' if 'good' in TEXTS[0] else 'bad'}: {TEXTS[0]}")
 
 
 def test_mirrored(run, tmp_path):

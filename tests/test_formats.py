@@ -17,6 +17,7 @@ from bert_keras.savedmodels.verify import verify_files as verify
 from bert_keras.savedmodels.verify import write_manifest
 from bert_keras.tasks.frozen.cache import CACHE, open_cache
 from bert_keras.tasks.pretraining.records import INSTANCES, InstancesFolder, read_manifest
+from bert_keras.tasks.retrieval.index import INDEX, open_index
 from bert_keras.tasks.runs.run_folder import load_run, save_task, task_of
 from bert_keras.tasks.study import grid
 from bert_keras.tasks.study.ablations import ABLATION
@@ -68,6 +69,7 @@ ARTIFACTS = [
     (formats.SAVED_MODEL, formats.MANIFEST, write_module, (verify, lambda path: HubLayer(str(path)), load)),
     (formats.INSTANCES, INSTANCES.fingerprint, write_instances, (read_manifest, write_instances)),
     (formats.VECTORS, CACHE.fingerprint, begun(CACHE), (begun(CACHE), open_cache)),
+    (formats.INDEX, INDEX.fingerprint, begun(INDEX), (begun(INDEX), open_index)),
     (formats.STUDY, RESULTS_FILE, write_study, (read_study,)),
     *((formats.STUDY, one.fingerprint, begun(one), (begun(one),)) for one in (ABLATION, PROBE)),
 ]

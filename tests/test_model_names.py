@@ -11,6 +11,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hub_server import Hub, Repository, serving
 from random_checkpoints import refused
@@ -26,8 +27,14 @@ from bert_keras.checkpoints.published import (
     MODEL_GARDEN_ARCHIVES,
     TF_HUB_URL,
 )
+from bert_keras.checkpoints.sentence_transformers import (
+    read_sentence_settings,
+    sentence_folder,
+    write_sentence_settings,
+)
 from bert_keras.errors import MissingFileError
 from bert_keras.io import archives
+from bert_keras.tasks.problems.embedding import Embedding
 
 FIRST, SECOND = "a" * 40, "b" * 40  # commits
 CHUNK = 10 * 1024 * 1024  # bytes that the client writes at a time; it resumes after whole chunks
@@ -271,6 +278,26 @@ def test_a_tokenizer_by_name_downloads_no_weights(ask_here, files):
         ask_here(hub)
         assert checkpoints.load_tokenizer("org/own").vocab_size == SIZES["vocab_size"]
         assert "vocab.txt: 200" in asked_for(hub) and "model.safetensors: 200" not in asked_for(hub)
+
+
+def test_the_files_of_sentence_transformers_come_along(ask_here, tmp_path, files):
+    (tmp_path / "st").mkdir()
+    arguments = vars(Embedding(pooling="cls", l2=True, dense_size=2, prompts={"query": "a "}))
+    dense = [np.ones((8, 2), "float32"), np.ones(2, "float32")]
+    write_sentence_settings(tmp_path / "st", arguments, dense, width=8, seq_length=9)
+    of_modules = {
+        str(file.relative_to(tmp_path / "st")): file.read_bytes()
+        for file in (tmp_path / "st").rglob("*")
+        if file.is_file()
+    }
+    with serving({"org/st": Repository(files | of_modules | {"2_Dense/pytorch_model.bin": b"x"})}) as hub:
+        ask_here(hub)
+        folder = checkpoints.resolve("org/st").path
+        assert {file for file in asked_for(hub) if "pytorch" in file} == set()
+    found = read_sentence_settings(folder)
+    assert found.arguments["pooling"] == "cls" and found.arguments["dense_size"] == 2
+    assert [one.shape for one in found.dense.values()] == [(8, 2), (2,)]
+    assert sentence_folder(folder) == folder
 
 
 @pytest.mark.long

@@ -40,6 +40,7 @@ def test_the_table_of_artifacts_has_every_format_of_ours():
         formats.SAVED_MODEL: formats.MANIFEST,
         formats.INSTANCES: "manifest.json",
         formats.VECTORS: "header.json",
+        formats.INDEX: "index.json",
         formats.STUDY: formats.RESULTS_FILE,
     }
     assert numbers.keys() == formats.VERSIONS.keys()

@@ -180,7 +180,7 @@ def choices(kind: type, name: str) -> set[str]:
         (PretrainHparams, "schedule", SCHEDULES),
         (Sampling, "sampler", SAMPLERS),
         (options.ClassifierOptions, "pooling", POOLINGS),
-        (options.ExportOptions, "embedding", [*embedding.POOLINGS, "word"]),
+        (options.ExportOptions, "embedding", [*embedding.POOLINGS, options.OWN, "word"]),
         (options.FeatureOptions, "format", WRITERS),
         (options.VocabularyOptions, "kind", KINDS),
         (options.TaggingOptions, "context", options.TAGGING_DEFAULTS),

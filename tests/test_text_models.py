@@ -97,12 +97,10 @@ def test_every_problem_learns_is_measured_and_saved(case, checkpoint, tmp_path):
         np.testing.assert_array_equal(again[name], values, err_msg=name)
 
 
-def test_an_embedder_predicts_and_does_not_learn(checkpoint, tmp_path):
+def test_an_embedder_predicts_without_training(checkpoint, tmp_path):
     model = bk.embedder(checkpoint, l2=True)
     vectors = model.predict(TEXTS, verbose=0)["embedding"]
     assert np.linalg.norm(vectors, axis=1) == pytest.approx(np.ones(24), abs=1e-5)
-    with pytest.raises(BertKerasError, match="embedding does not learn"):
-        model.fit(TEXTS, LABELS)
     model.save(tmp_path / "m.keras")
     again = bk.load(tmp_path / "m.keras").predict(TEXTS, verbose=0)["embedding"]
     np.testing.assert_array_equal(again, vectors)
@@ -576,7 +574,6 @@ SETTINGS = [
     (lambda model, _: model.save("taken"), "not empty"),
     (lambda model, _: model.save("new/model.keras"), "no folder .*new for model.keras"),
     (lambda model, _: model.save("model.keras", include_optimizer=False), "no argument 'include_optimizer'.*compile"),
-    (lambda _, ckpt: bk.embedder(ckpt).save("run"), "embedding.*keras"),
     (lambda _, ckpt: bk.classifier(ckpt, NAMES, seq_length=512), "seq_length 48"),
     (lambda _, ckpt: bk.question_answerer(ckpt, seq_length=40, max_query_length=37), "no room .* 37 tokens .* at least 41"),
     (lambda _, ckpt: bk.classifier(ckpt, 2), "labels is 2; give a list"),

@@ -24,12 +24,14 @@ from peer_work import (
     plain_instances,
     runtimes,
     text_tokenizers,
+    text_vectors,
     work,
 )
 from peer_work.work import FRESH, Arrays, Case, Prepared
 
 OURS, KERAS_HUB, HUGGING_FACE = "bert_keras", "KerasHub", "Hugging Face"
 MODEL_GARDEN = "Model Garden"
+SENTENCE_TRANSFORMERS = f"{HUGGING_FACE}, sentence-transformers"
 AUTOCAST, COMPILED, ONNX, OPENVINO = (
     f"{HUGGING_FACE}, autocast",
     f"{HUGGING_FACE}, compiled",
@@ -192,6 +194,9 @@ IMPLEMENTATIONS: dict[str, dict[str, Prepare]] = {
         KERAS_HUB: keras_hub.layers,
         HUGGING_FACE: hugging_face_text.layers,
     },
+    "vectors": {OURS: text_vectors.encode, SENTENCE_TRANSFORMERS: text_vectors.encode_by_torch},
+    "pairs": {OURS: text_vectors.train, SENTENCE_TRANSFORMERS: text_vectors.train_by_torch},
+    "search": {OURS: text_vectors.search, SENTENCE_TRANSFORMERS: text_vectors.search_by_torch},
     "instances": {
         OURS: functools.partial(ours_text.instances, workers=1),
         TWO_WORKERS: functools.partial(ours_text.instances, workers=2),
@@ -206,6 +211,7 @@ UNLIKE = {(POOLED, "ONNX Runtime"), (POOLED, "OpenVINO")}
 # The modules that a library or an implementation needs, besides our own dependencies.
 NEEDS = {
     HUGGING_FACE: ("torch", "transformers"),
+    SENTENCE_TRANSFORMERS: ("torch", "sentence_transformers"),
     "tokenizers": ("tokenizers",),
     ONNX: ("onnx", "onnxruntime", "tf2onnx", "tokenizers"),
     OPENVINO: ("openvino", "tokenizers"),

@@ -8,6 +8,9 @@
     serving    one request of raw sentences, different in each call -> probabilities [B, 2]
     answers    raw questions and contexts longer than a window -> the answers; compared by the logits [W, 2, S] of all windows
     features   raw sentences, different in each call -> the vectors of every token of all layers [T, L + 1, H]
+    vectors    1,000 texts of mixed length -> a vector of each; compared by the vectors of the first ones
+    pairs      one pass over pairs of those texts, which learns their vectors; compared by the vectors before it
+    search     one query, different in each call, among `batch` ready vectors -> the nearest texts; compared by their scores
     instances  text -> a file of instances for pre-training
     start      a fresh process: import, load, and answer a sentence
     import     a fresh process: only the import
@@ -139,6 +142,17 @@ def questions(case: Case, folder: pathlib.Path) -> tuple[list[str], list[str]]:
     contexts = [words[i * size : (i + 1) * size] for i in range(case.batch)]
     middle = size // 2
     return [" ".join(one[middle : middle + 6]) for one in contexts], [" ".join(one) for one in contexts]
+
+
+def mixed_texts(case: Case, folder: pathlib.Path) -> list[str]:
+    """`steps` batches of texts from 3 words to three quarters of a window, each different, in plain ASCII; of `search`, 1,000."""
+    words = [word for word in (folder / "lines.txt").read_text(encoding="utf-8").split() if word.isascii()]
+    count = 1000 if case.kind != "pairs" else 2 * case.batch * case.steps
+    random = np.random.default_rng(SEED)
+    sizes = random.integers(3, case.length * 3 // 4, count)
+    starts = random.integers(0, len(words), count)
+    words += words[: case.length]
+    return [" ".join(words[start : start + size]) for start, size in zip(starts, sizes, strict=True)]
 
 
 def _times(text: str, case: Case) -> int:

@@ -26,6 +26,7 @@ from bert_keras.checkpoints.kinds import READ
 from bert_keras.checkpoints.letter_case import lower_cases
 from bert_keras.checkpoints.parity import check_reference, differences
 from bert_keras.checkpoints.saved_models import SAVED_MODEL
+from bert_keras.checkpoints.sentence_transformers import encoder_folder
 from bert_keras.checkpoints.tensorflow import GOOGLE, MODEL_GARDEN
 from bert_keras.checkpoints.weights import (
     MAY_LACK,
@@ -99,7 +100,7 @@ def read(path: Path) -> Checkpoint:
     """
     found = resolve(path)
     refuse_remote_weights(found.path)
-    form, root = _locate(found.path)
+    form, root = _locate(encoder_folder(found.path))
     config = form.load_config(root)
     vocabulary = _tokenizer_of_folder(form, root, config)
     with form.open(root, config) as source:

@@ -200,7 +200,7 @@ class Checkpoint:
     architecture: Hugging Face's class without the model's name (ForTokenClassification), where known
     labels: the names of the classifier's logits, in order, where Hugging Face's id2label has names
     problem_type: Hugging Face's name for the classifier's type of labels, one of PROBLEM_TYPES, where the file has it
-    sigmoid: True or False where the file says whether a score is the sigmoid of the classifier's only output
+    score_function: the function of the classifier's only output, where the file names it: "sigmoid", "identity" for the logit
     unknown: names in the file that no row of the table has
     fresh: what has random weights that no file holds, in words, such as the rows of new tokens
     origin: of a model found by name: its address, revision and license (see `downloads.LocalModel.origin`); of a path: its last
@@ -215,7 +215,7 @@ class Checkpoint:
     architecture: str | None = None
     labels: tuple[str, ...] | None = None
     problem_type: str | None = None
-    sigmoid: bool | None = None
+    score_function: str | None = None
     unknown: tuple[str, ...] = ()
     fresh: tuple[str, ...] = ()
     origin: dict[str, str] = dataclasses.field(default_factory=dict)

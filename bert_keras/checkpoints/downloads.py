@@ -19,7 +19,7 @@ import functools
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bert_keras.checkpoints.hugging_face import HUGGING_FACE, OPENERS
@@ -63,7 +63,7 @@ _CONFIG = "config.json"
 _TOKENIZER_FILES = (
     *(VOCAB_TXT, SENTENCEPIECE, VOCAB_JSON, MERGES_TXT, TOKENIZER_JSON, TOKENIZER_CONFIG),
     *(ADDED_TOKENS, SPECIAL_TOKENS, SENTENCE_CONFIG),
-    *(MODULES, SETTINGS, "*_Pooling/config.json"),  # of sentence-transformers
+    *(MODULES, SETTINGS, "*_Pooling/config.json", "*_Dense/*.json"),  # of sentence-transformers
 )
 # The first group of which a repository has a file is downloaded. A PyTorch file needs torch to be read.
 _WEIGHTS = tuple(
@@ -229,7 +229,7 @@ def _from_hub(name: str, given: str, weights: bool) -> LocalModel:
         )
         if weights:
             HUGGING_FACE.load_config(folder)  # refuses a model_type before the weights are downloaded
-            download(repository, revision=folder.name, allow_patterns=list(patterns))
+            download(repository, revision=folder.name, allow_patterns=[*patterns, *_dense_files(files)])
     except BertKerasError:
         raise
     except errors.HfHubHTTPError as error:
@@ -241,6 +241,12 @@ def _from_hub(name: str, given: str, weights: bool) -> LocalModel:
     card = info.card_data
     licence = str(card.license) if card is not None and card.license else _licence(address)
     return LocalModel(path=folder, address=address, revision=folder.name, licence=licence)
+
+
+def _dense_files(files: Sequence[str]) -> list[str]:
+    """The weights of the dense layers of sentence-transformers, which are in folders of their own."""
+    found = [file for file in files if "_Dense/" in file and file.endswith((".safetensors", TORCH))]
+    return [file for file in found if file.endswith(".safetensors")] or found
 
 
 def _from_hub_cache(

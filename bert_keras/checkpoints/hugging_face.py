@@ -19,6 +19,7 @@ from bert_keras.checkpoints.checkpoint import (
     choose_architecture,
     refuse_shards_outside,
 )
+from bert_keras.checkpoints.cross_encoder import FUNCTIONS, KEY, read_score_function
 from bert_keras.checkpoints.detect import describe_content
 from bert_keras.checkpoints.hugging_face_names import NAMES, OWN_TYPE
 from bert_keras.checkpoints.hugging_face_tokenizer import read_tokenizer, write_tokenizer
@@ -111,17 +112,6 @@ def _labels(names: Mapping[str, Any] | None) -> tuple[str, ...] | None:
     return tuple(str(names[str(i)]) for i in range(len(names)))
 
 
-def _sigmoid(fields: Mapping[str, Any]) -> bool | None:
-    """True or False where a config.json names the function of a score: sigmoid, or none.
-
-    transformers has `function_to_apply`; sentence-transformers names a class of torch, in one of two places.
-    """
-    own = fields.get("sentence_transformers")
-    named = own.get("activation_fn") if isinstance(own, dict) else None
-    named = named or fields.get("sbert_ce_default_activation_function") or fields.get("function_to_apply")
-    return named.rpartition(".")[2].casefold() == "sigmoid" if isinstance(named, str) else None
-
-
 @contextlib.contextmanager
 def _open(folder: pathlib.Path, config: BertConfig) -> Iterator[OpenFile]:
     """Opens the files of the first of OPENERS that is there; it may have several shards."""
@@ -171,7 +161,7 @@ def described(
             "architecture": _architecture(fields),
             "labels": _labels(known.get("id2label")),
             "problem_type": known.get("problem_type"),
-            "sigmoid": _sigmoid(fields),
+            "score_function": read_score_function(config.parent, fields),
         },
     )
 
@@ -324,6 +314,8 @@ def _save(checkpoint: Checkpoint, tensors: dict[str, np.ndarray], folder: pathli
         fields["label2id"] = {label: i for i, label in enumerate(checkpoint.labels)}
     if checkpoint.problem_type is not None:
         fields["problem_type"] = checkpoint.problem_type
+    if checkpoint.score_function in FUNCTIONS:
+        fields[KEY] = FUNCTIONS[checkpoint.score_function]
     write_json(folder / _CONFIG, fields)
     write_tokenizer(checkpoint.vocabulary, folder, max_length=checkpoint.config.max_length)
     try:

@@ -168,7 +168,7 @@ TYPES: dict[str, FieldType] = {
 SENTENCE_TABLE: Table = {
     "max_seq_length": FOLLOWED,
     "do_lower_case": FOLLOWED,
-    "transformer_task": (None, "feature-extraction"),
+    "transformer_task": (None, "feature-extraction", "sequence-classification"),
     **dict.fromkeys(("modality_config", "module_output_name", "processing_kwargs"), HARMLESS),
 }
 SENTENCE_TYPES = {"max_seq_length": or_null(integer(1, 2**31 - 1)), "do_lower_case": or_null(FLAG)}

@@ -51,6 +51,7 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
 def _run_convert(args: argparse.Namespace) -> None:
     from bert_keras import checkpoints  # NumPy
     from bert_keras.checkpoints.hugging_face import TOP
+    from bert_keras.checkpoints.sentence_transformers import MODULES, sentence_folder
     from bert_keras.io.folders import check_folder
     from bert_keras.io.paths import to_path
     from bert_keras.model.encoders import ORIGINALS, original_in
@@ -76,6 +77,8 @@ def _run_convert(args: argparse.Namespace) -> None:
     folder = source.path if source.path.is_dir() else source.path.parent
     if (folder / TOP).is_file():
         left.append(f"{TOP}, the BiLSTM and the head of a run with feature layers")
+    if sentence_folder(checkpoint.path):
+        left.append(f"{MODULES} and its modules, which make the vectors of texts")
     if left:
         print(f"left out: {', '.join(left)}")
     if args.check:

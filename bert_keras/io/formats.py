@@ -16,17 +16,18 @@ from typing import Any
 from bert_keras.errors import BertKerasError
 from bert_keras.io.json_files import OBJECT, TEXT, checked_fields, list_of, or_null, read_object
 
-RUN, STRING_MODEL, SAVED_MODEL, INSTANCES, VECTORS, STUDY = (
+RUN, STRING_MODEL, SAVED_MODEL, INSTANCES, VECTORS, INDEX, STUDY = (
     "run",  # task.json and checkpoints/settings.json
     "string model",  # a `.keras` file
     "SavedModel",  # the manifest of an export, and of each module of a Hub pair
     "folder of instances",
     "cache of vectors",
+    "index of texts",
     "study",  # ablations, grids, probes
 )
 # Artifact -> each format_version that this version of the package reads; it writes the last. docs/versions.md has the same table,
 # and tests/artifacts has a file of each format.
-VERSIONS = dict.fromkeys((RUN, STRING_MODEL, SAVED_MODEL, INSTANCES, VECTORS, STUDY), range(1, 2))
+VERSIONS = dict.fromkeys((RUN, STRING_MODEL, SAVED_MODEL, INSTANCES, VECTORS, INDEX, STUDY), range(1, 2))
 MANIFEST = "assets.extra/manifest.json"  # in a SavedModel; TensorFlow's loader ignores this folder
 RESULTS_FILE = "results.json"  # of a run or a study: its last file
 FORMAT_VERSION, WRITTEN_BY, MADE_BY = "format_version", "written_by", "made_by"

@@ -1,4 +1,4 @@
-"""Choices that settings make about an encoder: the layers to combine into a vector, and the number format.
+"""Choices that settings make about an encoder: layers to combine into a vector, losses of vectors, and the number format.
 
 No TensorFlow, no Keras.
 """
@@ -32,6 +32,48 @@ LAYERS = {
     "weighted_sum_all": Layers(slice(1, None), 1, mixed=True),
 }
 MAX_DIGITS = 4  # of a layer's number
+# The ways of pooling the tokens of a text into one vector, and the activations of a dense layer on it.
+VECTOR_POOLINGS = ("mean", "cls", "max", "weighted_mean", "mean_sqrt_length", "last")
+DENSE_ACTIVATIONS = ("tanh", "linear", "relu", "gelu_erf", "silu")
+
+# The forms of data that vectors of texts learn from: queries with positives, and perhaps negatives; pairs with scores; texts with
+# classes; texts with a teacher's vectors.
+PAIRS, SCORES, CLASSES, VECTORS = "pairs", "scores", "classes", "vectors"
+
+
+class VectorLoss(NamedTuple):
+    """A loss of vectors of texts.
+
+    form: of its data
+    texts: the least number of texts in a row
+    temperature: what it divides cosines by, by default; None for a loss that has none
+    margin: by default; None for a loss that has none
+    lowest, highest: the bounds of its scores
+    """
+
+    form: str
+    texts: int
+    temperature: float | None = None
+    margin: float | None = None
+    lowest: float = -float("inf")
+    highest: float = float("inf")
+
+
+# The first row of a form is its default. Temperatures and margins are those that sentence-transformers has by default.
+VECTOR_LOSSES = {
+    "multiple_negatives_ranking": VectorLoss(PAIRS, 2, temperature=0.05),
+    "symmetric_ranking": VectorLoss(PAIRS, 2, temperature=0.05),
+    "triplet": VectorLoss(PAIRS, 3, margin=5.0),
+    "cosent": VectorLoss(SCORES, 2, temperature=0.05),
+    "cosine_similarity": VectorLoss(SCORES, 2, lowest=-1.0, highest=1.0),
+    "batch_hard_triplet": VectorLoss(CLASSES, 1, margin=5.0),
+    "mean_squared_error": VectorLoss(VECTORS, 1),
+}
+
+
+def vector_loss_of(form: str) -> str:
+    """The default loss of a form of data."""
+    return next(name for name, row in VECTOR_LOSSES.items() if row.form == form)
 
 
 def _numbers(layers: str) -> tuple[int, ...]:

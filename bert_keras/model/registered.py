@@ -48,7 +48,12 @@ CLASSES = {
 }
 FUNCTIONS = {
     "bert_keras.model.crf": ("crf_loss",),
-    "bert_keras.optimization.losses": ("binary_cross_entropy", "cross_entropy", "squared_error"),
+    "bert_keras.optimization.losses": (
+        "binary_cross_entropy",
+        "candidate_loss",
+        "cross_entropy",
+        "squared_error",
+    ),
     "bert_keras.tasks.problems.tag_sentences": ("sentence_losses",),
 }
 

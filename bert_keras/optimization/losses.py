@@ -38,6 +38,12 @@ def counted_weights() -> Iterator[list[Any]]:
         _COUNTED.reset(token)
 
 
+def count_weight(weight_sum: Any) -> None:
+    """Lists a sum of this replica's weights, inside of `counted_weights`."""
+    if (found := _COUNTED.get()) is not None:
+        found.append(weight_sum)
+
+
 @contextlib.contextmanager
 def micro_batches(terms: Iterable[tuple["GlobalMean", Any, Any]]) -> Iterator[None]:
     """Within it, a GlobalMean of a micro-batch returns the micro-batch's part of the mean over the global batch.
@@ -91,8 +97,7 @@ class GlobalMean(keras.losses.Loss):
             return ops.divide_no_nan(ops.sum(losses * weights), whole[id(self)])
         weights = weights if mask is None else ops.where(mask, weights, 0.0)
         loss_sum, weight_sum = ops.sum(losses * weights), ops.sum(weights)
-        if (found := _COUNTED.get()) is not None:
-            found.append(weight_sum)
+        count_weight(weight_sum)
         context = replica_context()
         if context is None:
             return ops.divide_no_nan(loss_sum, weight_sum)
@@ -225,6 +230,19 @@ def binary_cross_entropy(labels: Any, logits: Any) -> Any:
         logits = logits[..., 0]
     labels = _one_for_each(labels, logits)
     return ops.softplus(logits) - labels * logits
+
+
+@keras.saving.register_keras_serializable("bert_keras")
+def candidate_loss(labels: Any, logits: Any) -> Any:
+    """The loss of the scores of a query's candidates, float [B, K, 1] -> float32 [B].
+
+    labels: int [B], the index of the right candidate, for the cross-entropy over the candidates; float [B], the relevance from 0
+        to 1 of the only candidate, for the sigmoid cross-entropy
+    """
+    logits, labels = logits[..., 0], ops.convert_to_tensor(labels)
+    if keras.backend.is_float_dtype(keras.backend.standardize_dtype(labels.dtype)):
+        return binary_cross_entropy(labels, logits)
+    return cross_entropy(labels, logits)
 
 
 def known_weights(labels: Any, weights: Any) -> Any:

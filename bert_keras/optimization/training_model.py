@@ -30,6 +30,7 @@ from bert_keras.optimization.replicas import (
     replica_context,
     replica_sum,
 )
+from bert_keras.optimization.vector_losses import BatchLoss
 
 
 class TrainingSteps:
@@ -104,7 +105,9 @@ class TrainingSteps:
         if not on_tensorflow():
             return super().train_step(*data)  # type: ignore[misc]
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(*data)
-        made = self._gradients if self.micro_batch is None else self._accumulated
+        whole = any(isinstance(loss, BatchLoss) for loss in keras.tree.flatten(self.loss))
+        parts = self._in_two_passes if whole else self._accumulated
+        made = self._gradients if self.micro_batch is None else parts
         with counted_weights() as weights:
             loss, gradients = made(x, y, sample_weight)
         self.optimizer.apply(gradients, self.trainable_weights)
@@ -172,30 +175,16 @@ class TrainingSteps:
         import tensorflow as tf
 
         variables, missing = self.trainable_weights, set[int]()
-        count = keras.ops.shape(keras.tree.flatten(x)[0])[0]
-        even = isinstance(count, int) and count % self.micro_batch == 0
-        if self.jit_compile and not (even or self.run_eagerly):
-            raise BertKerasError(
-                f"micro_batch is {self.micro_batch} and jit_compile=True, which needs batches of a known number of rows that "
-                f"{self.micro_batch} divides; compile with jit_compile=False."
-            )
+        count, size_at = self._micro_batches_of(x)
 
         def add(start: Any, loss_sum: Any, sums: list[Any]) -> tuple[Any, ...]:
-            size = self.micro_batch if even else tf.minimum(self.micro_batch, count - start)
+            size = size_at(start)
             rows = keras.tree.map_structure(lambda one: _rows(one, start, size), (x, y, sample_weight))
             loss, gradients = self._gradients(*rows)
-            if self.losses:
-                raise BertKerasError(
-                    f"micro_batch is {self.micro_batch} and layers add losses of their own, such as regularizers; leave one out."
-                )
-            missing.update(i for i, one in enumerate(gradients) if one is None)
-            sums = [
-                total if one is None else total + tf.cast(one, total.dtype)
-                for total, one in zip(sums, gradients, strict=True)
-            ]
-            return start + size, loss_sum + loss, sums
+            self._check_added_losses()
+            return start + size, loss_sum + loss, _added(sums, gradients, missing)
 
-        begin = (tf.constant(0), tf.constant(0.0), [tf.zeros(one.shape, one.dtype) for one in variables])
+        begin = (tf.constant(0), tf.constant(0.0), _zeros(variables))
         parts = keras.ops.ceil(count / self.micro_batch)
         with (
             _one_update(self._metrics_of_outputs(x, y, sample_weight), parts),
@@ -205,6 +194,74 @@ class TrainingSteps:
         if (context := replica_context()) is not None:
             loss = replica_sum(loss) / context.num_replicas_in_sync
         return loss, [None if i in missing else one for i, one in enumerate(sums)]
+
+    def _in_two_passes(self: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any, list[Any]]:
+        """`_gradients` of a BatchLoss, which compares the rows of a batch, with one micro-batch's activations at a time.
+
+        The first pass computes the outputs of all micro-batches, the loss and its gradient by the outputs. The second pass
+        computes each micro-batch again, with the draws of the first, and the gradient of the weights. Source: Gao et al. 2021.
+        """
+        import tensorflow as tf
+
+        variables, missing = self.trainable_weights, set[int]()
+        count, size_at = self._micro_batches_of(x)
+        draws = [one for one in self.variables if one.name == "seed_generator_state"]
+        before = [one + 0 for one in draws]
+
+        def part(start: Any) -> tuple[Any, Any]:
+            size = size_at(start)
+            rows = keras.tree.map_structure(lambda one: _rows(one, start, size), x)
+            outputs = self(rows, training=True)
+            self._check_added_losses()
+            return size, outputs
+
+        def compute(start: Any, found: Any) -> tuple[Any, Any]:
+            size, outputs = part(start)
+            return start + size, tf.concat([found, outputs], axis=0)
+
+        first = part(tf.constant(0))  # its type is that of all
+        shapes = (tf.TensorShape([]), tf.TensorShape([None, *first[1].shape[1:]]))
+        _, outputs = tf.while_loop(
+            lambda start, *_: start < count, compute, first, shape_invariants=shapes, parallel_iterations=1
+        )
+        with tf.GradientTape() as tape:
+            tape.watch(outputs)
+            loss = self._compute_loss(x, y, outputs, sample_weight, training=True)
+            scaled = self.optimizer.scale_loss(loss)
+        by_outputs = tape.gradient(scaled, outputs)
+        for one, state in zip(draws, before, strict=True):
+            one.assign(state)
+
+        def add(start: Any, sums: list[Any]) -> tuple[Any, ...]:
+            with tf.GradientTape() as inner:
+                size, again = part(start)
+            gradients = inner.gradient(again, variables, _rows(by_outputs, start, size))
+            return start + size, _added(sums, gradients, missing)
+
+        _, sums = tf.while_loop(
+            lambda start, *_: start < count, add, (tf.constant(0), _zeros(variables)), parallel_iterations=1
+        )
+        self.compute_metrics(x, y, outputs, sample_weight)
+        return loss, [None if i in missing else one for i, one in enumerate(sums)]
+
+    def _micro_batches_of(self: Any, x: Any) -> tuple[Any, Callable[[Any], Any]]:
+        """The rows of a batch, and a function of the first row of a micro-batch that gives its rows."""
+        import tensorflow as tf
+
+        count = keras.ops.shape(keras.tree.flatten(x)[0])[0]
+        even = isinstance(count, int) and count % self.micro_batch == 0
+        if self.jit_compile and not (even or self.run_eagerly):
+            raise BertKerasError(
+                f"micro_batch is {self.micro_batch} and jit_compile=True, which needs batches of a known number of rows that "
+                f"{self.micro_batch} divides; compile with jit_compile=False."
+            )
+        return count, lambda start: self.micro_batch if even else tf.minimum(self.micro_batch, count - start)
+
+    def _check_added_losses(self: Any) -> None:
+        if self.losses:
+            raise BertKerasError(
+                f"micro_batch is {self.micro_batch} and layers add losses of their own, such as regularizers; leave one out."
+            )
 
     def _metrics_of_outputs(self: Any, x: Any, y: Any, sample_weight: Any) -> list[keras.metrics.Mean]:
         """Keras' means of the loss of each output; none for a model with one output."""
@@ -331,6 +388,23 @@ def _rows(values: Any, start: Any, size: Any) -> Any:
     others = len(values.shape) - 1
     rows = tf.slice(values, [start, *[0] * others], [size, *[-1] * others])
     return tf.ensure_shape(rows, [None, *values.shape[1:]])  # a loss may ask for more than the rank
+
+
+def _zeros(variables: Sequence[Any]) -> list[Any]:
+    import tensorflow as tf
+
+    return [tf.zeros(one.shape, one.dtype) for one in variables]
+
+
+def _added(sums: Sequence[Any], gradients: Sequence[Any], missing: set[int]) -> list[Any]:
+    """The sums with the gradients of a micro-batch. missing: gets the places of the variables without a gradient."""
+    import tensorflow as tf
+
+    missing.update(i for i, one in enumerate(gradients) if one is None)
+    return [
+        total if one is None else total + tf.cast(one, total.dtype)
+        for total, one in zip(sums, gradients, strict=True)
+    ]
 
 
 def _like(spec: Any) -> Any:

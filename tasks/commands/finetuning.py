@@ -206,7 +206,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, InferenceOptions, only=("batch_size",))
     add_strategy(parser, trains=False)
     add_flags(parser, InferenceOptions, only=("precision",))
-    add_flags(parser, TrainedOptions, only=("tau",))
+    add_flags(parser, TrainedOptions, only=("tau", "dimension"))
     add("--tau-curve", **PATH, metavar="FILE", help="SQuAD 2.0: draw F1 over tau into this .svg or .png file")
     report = "write a page with intervals, charts and mistakes to this folder, new or empty; of several splits, one each"
     compare = "with --report: a second run of the task, on the same examples"

@@ -16,7 +16,7 @@ from bert_keras.errors import BertKerasError
 from bert_keras.fields import add_flags, complete_with, flag_of, format_value, given_settings, names_of
 from bert_keras.io.own_code import is_own, load_own
 from bert_keras.io.paths import to_path
-from bert_keras.model.choices import slowness
+from bert_keras.model.choices import VECTOR_POOLINGS, slowness
 from bert_keras.tasks.devices.cluster import CLUSTER, check_cluster
 from bert_keras.tasks.hparams import STRATEGIES, Hparams
 from bert_keras.tasks.options import (
@@ -25,6 +25,7 @@ from bert_keras.tasks.options import (
     TASK_DEFAULTS,
     TASK_NAMES,
     TASK_OPTIONS,
+    EmbeddingOptions,
     SquadOptions,
     TrainedOptions,
 )
@@ -120,7 +121,7 @@ def add_task(parser: argparse.ArgumentParser, *, holds_out: bool = True) -> None
         "--task",
         required=True,
         help="a GLUE task (cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli), custom, squad1.1, squad2.0, swag, codah, "
-        "conll2003, fill-mask, next-sentence or sentence-order; or MODULE:CLASS, a task of your own",
+        "conll2003, fill-mask, next-sentence, sentence-order or embedding; or MODULE:CLASS, a task of your own",
     )
     complete_with(task, TASK_NAMES)
     add("--data", **PATH, help=DATA_HELP)
@@ -131,8 +132,13 @@ def add_task_options(parser: Any, *, without: Iterable[str] = ()) -> None:
     """Adds a flag for each option of each task. without: names of options that the command does not have."""
     seen = {*without}
     for options in TASK_OPTIONS:
-        add_flags(parser, options, without=tuple(seen))
+        add_flags(parser, options, without=tuple(seen), negatable=options is EmbeddingOptions)
         seen |= {*names_of(options)}
+    if (
+        flag := parser._option_string_actions.get("--pooling")
+    ) is not None:  # of two tasks, which check its value
+        flag.choices = (*flag.choices, *VECTOR_POOLINGS)
+        flag.help += f"; or how an embedding pools the tokens: {', '.join(VECTOR_POOLINGS)}"
 
 
 def add_own_settings(parser: Any, words: Sequence[str]) -> None:
@@ -170,7 +176,9 @@ def _settings_of_recipe(name: str) -> list[type]:
 def task_settings(args: argparse.Namespace) -> dict[str, Any]:
     """The given options of the task of --task, a user's own too."""
     own = _settings_of_task(args.task) if args.task and is_own(args.task) else []
-    return given_settings(args, *TASK_OPTIONS, *own)
+    found = given_settings(args, *TASK_OPTIONS, *own)
+    # The commands of `add_model` have flags of their own with the names of options of vectors.
+    return {name: value for name, value in found.items() if not ("run" in args and name in OF_VECTORS)}
 
 
 def add_feature_cache(parser: argparse.ArgumentParser) -> None:
@@ -189,9 +197,10 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     add("--run", **PATH, **SEVERAL, help=RUNS_HELP)
     add("--checkpoint", **PATH, help="a checkpoint with a head instead of --run, by path or name")
     group = parser.add_argument_group(OF_CHECKPOINT)
-    add_task_options(group, without=("pooling", "measure"))
+    add_task_options(group, without=("measure", *OF_VECTORS))
 
 
+OF_VECTORS = names_of(EmbeddingOptions)
 OF_CHECKPOINT = "options of a checkpoint's task, with --checkpoint"
 # Options of a task that a run takes too: they say how data is read or measured, and what an answer shows.
 OF_RUN = ("quoting", "answer_language", "n_best")
@@ -221,19 +230,22 @@ def check_tau_curve(task: Any, path: str | None) -> None:
         raise BertKerasError(f"--tau-curve {path} is no .svg or .png file in a folder that exists; give one.")
 
 
+_HEADS = (*PRETRAINED_TASKS, "embedding")  # of which a checkpoint has several; any encoder is an embedding
+
+
 def add_pretrained_task(parser: Any) -> None:
     """Adds --task, for a checkpoint with several heads."""
     text = (
-        f"with --checkpoint: use this head, {', '.join(PRETRAINED_TASKS)} (default: the head that its config.json names); with a "
+        f"with --checkpoint: use this head, {', '.join(_HEADS)} (default: the head that its config.json names); with a "
         "run of a task of your own: MODULE:CLASS"
     )
     task = parser.add_argument("--task", type=_task_name, metavar="TASK", help=text)
-    complete_with(task, PRETRAINED_TASKS)
+    complete_with(task, _HEADS)
 
 
 def _task_name(given: str) -> str:
-    if given not in PRETRAINED_TASKS and not is_own(given):
-        raise argparse.ArgumentTypeError(f"{given!r} is not {', '.join(PRETRAINED_TASKS)} or MODULE:CLASS")
+    if given not in _HEADS and not is_own(given):
+        raise argparse.ArgumentTypeError(f"{given!r} is not {', '.join(_HEADS)} or MODULE:CLASS")
     return given
 
 

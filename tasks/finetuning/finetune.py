@@ -261,7 +261,7 @@ def plan_finetuning(
     check_readable(task)
     distribution = strategy(strategy_name)
     check_micro_batch(distribution, batch_size=hparams.batch_size, micro_batch=hparams.micro_batch)
-    source = checkpoints.source_of(checkpoint, seed=hparams.seed)
+    task, source = task.started_from(checkpoints.source_of(checkpoint, seed=hparams.seed))
     tokenizer = _checked_tokenizer(task, source, hparams, keep_head=keep_head, feature_cache=feature_cache)
     keras.utils.set_random_seed(hparams.seed)  # also decides which examples are drawn, and their order
     preprocess = Preprocessor(tokenizer, seq_length=hparams.seq_length, pad_to_longest=True)

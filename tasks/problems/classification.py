@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_keras.checkpoints.checkpoint import Checkpoint
+from bert_keras.checkpoints.cross_encoder import SIGMOID
 from bert_keras.checkpoints.labels import count_outputs, own_labels
 from bert_keras.errors import BertKerasError
 from bert_keras.features import EXAMPLE_INDEX
@@ -69,7 +70,7 @@ def own_type(checkpoint: Checkpoint, head: str) -> str:
         )
     named = by_name.get(checkpoint.problem_type or "", "class")
     if outputs == 1:
-        raw = checkpoint.problem_type is None and not checkpoint.sigmoid
+        raw = checkpoint.problem_type is None and checkpoint.score_function != SIGMOID
         return "score" if raw or named == "score" else "multi"
     if named == "score":
         raise BertKerasError(

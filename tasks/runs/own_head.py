@@ -12,6 +12,7 @@ import keras
 from bert_keras import checkpoints
 from bert_keras.checkpoints.checkpoint import choose_architecture
 from bert_keras.checkpoints.labels import count_outputs, in_order, is_unnamed, order_of, own_labels
+from bert_keras.checkpoints.sentence_transformers import DENSE
 from bert_keras.cli.console import note
 from bert_keras.errors import BertKerasError, first_names
 from bert_keras.fields import flag_of
@@ -87,7 +88,7 @@ def describe(task: Problem, checkpoint: checkpoints.Checkpoint) -> str:
     parts = [f"the checkpoint's own task: {task.kind}"]
     if task.answers:
         named = checkpoint.problem_type or "not given"
-        named += "" if checkpoint.sigmoid is None else f", sigmoid: {str(checkpoint.sigmoid).lower()}"
+        named += "" if checkpoint.score_function is None else f", {checkpoint.score_function}"
         parts.append(f"{task.answers} (problem_type: {named})" if task.problem_type else task.answers)
     if task.label_names:
         parts.append(f"labels: {first_names(task.label_names)}")
@@ -123,12 +124,14 @@ def choose_head(
     found = _matched(problem, source)
     if keep_head and not found.kept:
         named = "; leave keep_head out, or name the labels in config.json's id2label as the task does, in the head's order."
-        lacking = f"the checkpoint has no head of {problem.name}; leave keep_head out."
+        lacking = f"the checkpoint has no head of {problem.name}; leave keep_head out, or give a checkpoint with one."
         raise BertKerasError(f"{source.prefix}{found.line + named if found.line else lacking}")
     return found
 
 
 def _matched(problem: Problem, source: checkpoints.Checkpoint) -> OwnHead:
+    if problem.head == DENSE:
+        return OwnHead(source, f"{DENSE}/kernel" in source.tensors)
     if not has_head(problem, source):
         return OwnHead(source, False)
     wanted, outputs = problem.label_names, count_outputs(source, problem.head)

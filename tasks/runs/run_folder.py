@@ -19,6 +19,8 @@ import keras
 from bert_keras import checkpoints
 from bert_keras.checkpoints.detect import describe_content
 from bert_keras.checkpoints.hugging_face import TASK_FILE, TOP
+from bert_keras.checkpoints.hugging_face_tokenizer import write_tokenizer
+from bert_keras.checkpoints.sentence_transformers import DENSE, DENSE_FILE, write_sentence_settings
 from bert_keras.checkpoints.weights import check_weights
 from bert_keras.config import BertConfig
 from bert_keras.errors import BertKerasError, MissingFileError, first_line
@@ -46,6 +48,8 @@ from bert_keras.model.encoder import BertEncoder
 from bert_keras.model.feature_bilstm import bilstm_of, bilstm_parameters
 from bert_keras.tasks.batches import check_examples, predict
 from bert_keras.tasks.hparams import BILSTM_SETTINGS, Hparams
+from bert_keras.tasks.options import FeatureOptions
+from bert_keras.tasks.problems.embedding import Embedding
 from bert_keras.tasks.runs.facts import measured
 from bert_keras.tasks.runs.notebook import show_run
 from bert_keras.tasks.runs.task_types import TASKS, task_type, type_of_kind
@@ -76,7 +80,7 @@ FEATURES = "features"  # a key in task.json: the settings of a BiLSTM on frozen 
 KERAS = ".keras"
 GIVEN_TASK = "bert_keras task"  # the name under which `load_file` gives Keras the class of a user's own task
 _NOT_A_RUN = f"{{}} is not the {TASK_FILE} of a run"
-CHECKED = ("model.safetensors", TOP, VOCAB_TXT, SENTENCEPIECE, VOCAB_JSON, MERGES_TXT)
+CHECKED = ("model.safetensors", TOP, DENSE_FILE, VOCAB_TXT, SENTENCEPIECE, VOCAB_JSON, MERGES_TXT)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,17 +121,19 @@ def save_weights(
     without: Sequence[str] = (),
     labels: Sequence[str] = (),
     problem_type: str | None = None,
+    score_function: str | None = None,
 ) -> None:
     """Writes an encoder with its heads, config and vocabulary. Raises as `save_checkpoint`.
 
     without: untrained parts to leave out
     labels: the names of a classifier's classes, in the order of its logits
-    problem_type: see `Checkpoint`
+    problem_type, score_function: see `Checkpoint`
     """
     checkpoint = checkpoints.collect(encoder.config, encoder, **heads)
     kept = {name: value for name, value in checkpoint.tensors.items() if name.split("/")[0] not in without}
-    labelled: dict[str, Any] = {"labels": tuple(labels) or None, "problem_type": problem_type}
-    save_checkpoint(path, tokenizer, dataclasses.replace(checkpoint, tensors=kept, **labelled))
+    named: dict[str, Any] = {"labels": tuple(labels) or None, "problem_type": problem_type}
+    named |= {"tensors": kept, "score_function": score_function}
+    save_checkpoint(path, tokenizer, dataclasses.replace(checkpoint, **named))
 
 
 def save_run(
@@ -140,18 +146,36 @@ def save_run(
 ) -> None:
     """Writes weights, config, vocabulary and task.json. Raises as `save_weights`.
 
+    An embedding gets the files of sentence-transformers too, which has no combined layers: these are of this package alone.
+
     model: has no encoder if it learned from stored vectors; the folder then has the weights of the encoder already
     frozen: paths of layers that `load_run` freezes
     """
     heads, bilstm, tokenizer = heads_of(model), bilstm_of(model), preprocess.tokenizer
+    if isinstance(task, Embedding) and task.layers == FeatureOptions.layers:
+        _save_sentence_settings(path, task, preprocess, heads.pop(DENSE, None), encoder_of(model).config)
     if bilstm is None:
         named: dict[str, Any] = {"labels": task.label_names, "problem_type": task.problem_type}
+        named["score_function"] = task.score_function
         save_weights(path, tokenizer, encoder_of(model), heads, **named)
+        if task.score_function is not None:  # sentence-transformers cuts pairs at the tokenizer's length
+            write_tokenizer(tokenizer.to_vocabulary(), path, max_length=preprocess.seq_length)
     else:
         if has_encoder(model):
             save_weights(path, tokenizer, encoder_of(model), {})
         write_weights(path / TOP, paths_of(heads))
     save_task(path, task, preprocess, frozen=frozen, features=bilstm.settings if bilstm else None)
+
+
+def _save_sentence_settings(
+    path: pathlib.Path, task: Embedding, preprocess: Preprocessor, dense: Any, config: BertConfig
+) -> None:
+    """Writes the files of sentence-transformers. dense: the layer after the pooling, or None."""
+    check_weights(dense.weights if dense else (), where=f", to be written to {path},")
+    arguments = vars(task) | ({"pooling": "last"} if task.pooling == "cls" and config.causal else {})
+    weights = dense.get_weights() if dense else ()
+    sizes = {"width": config.hidden_size, "seq_length": preprocess.seq_length}
+    write_sentence_settings(path, arguments, weights, **sizes)
 
 
 def save_task(
@@ -413,6 +437,7 @@ def run_of(
     checkpoint = path if isinstance(path, checkpoints.Checkpoint) else checkpoints.read(path)
     folder = to_path(checkpoint.path)
     task.check_checkpoint(checkpoint)
+    task, checkpoint = task.started_from(checkpoint)
     tokenizer = checkpoints.tokenizer_of(checkpoint)
     longest = min(
         checkpoint.config.max_length, checkpoint.vocabulary.max_length or checkpoint.config.max_length

@@ -13,11 +13,13 @@ from bert_keras.io.own_code import is_own, load_own, name_of
 from bert_keras.tasks.data.sources import Source
 from bert_keras.tasks.options import check_task_name
 from bert_keras.tasks.problems.classification import TextClassification
+from bert_keras.tasks.problems.embedding import Embedding
 from bert_keras.tasks.problems.fill_mask import FillMask
 from bert_keras.tasks.problems.multiple_choice import MultipleChoice
 from bert_keras.tasks.problems.next_sentence import NextSentence
 from bert_keras.tasks.problems.question_answering import QuestionAnswering
 from bert_keras.tasks.problems.replaced_tokens import ReplacedTokens
+from bert_keras.tasks.problems.reranking import Reranker
 from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.task import Task
 
@@ -32,6 +34,8 @@ TASKS: dict[str, type[Task]] = {
         FillMask,
         NextSentence,
         ReplacedTokens,
+        Embedding,
+        Reranker,
     )
 }
 

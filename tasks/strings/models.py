@@ -16,8 +16,9 @@ import tensorflow as tf
 
 from bert_keras import checkpoints
 from bert_keras.checkpoints.checkpoint import choose_architecture
+from bert_keras.checkpoints.cross_encoder import SIGMOID, check_modules
 from bert_keras.checkpoints.labels import is_unnamed, order_of, own_labels
-from bert_keras.checkpoints.sentence_transformers import read_sentence_settings
+from bert_keras.checkpoints.sentence_transformers import sentence_folder
 from bert_keras.cli.console import note
 from bert_keras.errors import BertKerasError, MissingFileError
 from bert_keras.fields import names_of
@@ -30,7 +31,7 @@ from bert_keras.tasks.hparams import BILSTM_SETTINGS, Hparams
 from bert_keras.tasks.options import (
     ChoiceOptions,
     ClassifierOptions,
-    FeatureOptions,
+    EmbeddingOptions,
     FillMaskOptions,
     SquadOptions,
     TaggingOptions,
@@ -43,6 +44,7 @@ from bert_keras.tasks.problems.multiple_choice import MultipleChoice
 from bert_keras.tasks.problems.next_sentence import NextSentence
 from bert_keras.tasks.problems.question_answering import QuestionAnswering
 from bert_keras.tasks.problems.replaced_tokens import ReplacedTokens
+from bert_keras.tasks.problems.reranking import Reranker
 from bert_keras.tasks.problems.tag_decoding import type_of
 from bert_keras.tasks.problems.tagging import Tagging
 from bert_keras.tasks.runs.ensemble import at_precision
@@ -287,32 +289,77 @@ def embedder(
     *,
     pooling: str | None = None,
     l2: bool | None = None,
-    layers: str = FeatureOptions.layers,
+    layers: str | None = None,
     seq_length: int | None = None,
     dtype: Any = None,
+    loss: str | None = None,
+    temperature: float | None = None,
+    margin: float | None = None,
+    matryoshka: Sequence[int] | None = None,
+    dimension: int | None = None,
+    **options: Any,
 ) -> TextModel:
-    """One vector for each text; nothing to train.
+    """One vector for each text.
 
-    pooling: "mean", "cls" or "max" over the tokens; None takes that of a sentence-transformers folder, else the mean
+    pooling: over the tokens: "mean", "cls", "max", "weighted_mean" (position t weighs t), "mean_sqrt_length" (the sum over the
+        square root of the length) or "last"; None takes that of a sentence-transformers folder, else the mean
     l2: True scales vectors to length 1; None takes a sentence-transformers folder's choice, else False
     seq_length: as in `classifier`; None takes the length of a sentence-transformers folder, if the encoder has as many positions
     layers: a row of the paper's Table 7: "last", "second_to_last", "embeddings", "concat_last_four", or, for the
         mean, "weighted_sum_last_four" or "weighted_sum_all"
+    loss: a row of VECTOR_LOSSES (bert_keras/model/choices.py); None takes the default for the form of the data
+    temperature, margin: of the loss; None takes its own
+    matryoshka: such as [384, 128, 64]: the loss is the sum of those of the first 384, 128 and 64 numbers of each vector, scaled
+        to length 1, so that the first ones do for a smaller index. Source: Kusupati et al. 2022
+    dimension: give the first numbers of each vector, as many as this; None gives all
+    options: dense_size, dense_activation, dense_bias: of a dense layer after the pooling. prompts: the name of a prompt and the
+        text that it puts before a text; prompt: the name of the usual one; include_prompt: False leaves the prompt out of the
+        pooling. similarity: "cosine" or "dot", for a search. What is left out is that of a sentence-transformers folder
 
+    `predict(texts, prompt="query")` puts a prompt before the texts. In training, the queries of pairs get the prompt "query" and
+    the other texts "document", "passage" or "corpus", if there are such; all else gets the usual prompt.
+    `fit` takes queries and their positives, fit(queries, positives); fit({"query": ..., "positive": ..., "negative": ...}) with
+    any number of columns that begin with "negative"; fit((a, b), scores); fit(texts, classes), where classes are whole numbers,
+    or names with a loss of classes; or fit(texts, vectors), where vectors [N, H] are those of a teacher. A text is compared with
+    those of its batch, in which no two are equal.
+    `evaluate` gives the Spearman and Pearson correlation of scores and cosines, and "average_precision" where all labels are 0 or
+    1; for pairs, "mrr" and "accuracy" of each positive among all texts that were given; for classes, "accuracy" of the nearest
+    text and "v_measure" of k-means; for vectors, the mean "cosine" with them.
     Predictions: "embedding" float32 [N, H].
     """
-    if isinstance(checkpoint, checkpoints.Checkpoint):
-        settings, source = None, checkpoints.source_of(checkpoint)
-    else:
-        settings = read_sentence_settings(checkpoints.resolve(checkpoint).path)
-        source = checkpoints.source_of(checkpoint if settings is None else settings.model)
-    if settings is not None:
-        pooling = settings.pooling if pooling is None else pooling
-        l2 = settings.l2 if l2 is None else l2
-        if seq_length is None and source.vocabulary.max_length:
-            seq_length = min(source.vocabulary.max_length, source.config.max_length)
-    problem = Embedding(pooling=pooling or "mean", l2=bool(l2), layers=layers)
+    if unknown := [name for name in options if name not in names_of(EmbeddingOptions)]:
+        raise BertKerasError(
+            f"there is no argument {unknown[0]}; an embedding has {', '.join(names_of(EmbeddingOptions))}."
+        )
+    source = checkpoints.source_of(checkpoint)
+    if seq_length is None and source.vocabulary.max_length and sentence_folder(source.path):
+        seq_length = min(source.vocabulary.max_length, source.config.max_length)
+    options |= {"loss": loss, "temperature": temperature, "margin": margin}
+    options |= {"matryoshka": matryoshka and tuple(matryoshka), "dimension": dimension}
+    problem = Embedding(pooling=pooling, l2=l2, layers=layers, **options)
     return _build(problem, source, seq_length, dtype)
+
+
+def reranker(
+    checkpoint: Checkpoint, *, seq_length: int | None = None, dtype: Any = None, keep_head: bool | None = None
+) -> TextModel:
+    """A cross-encoder: one score for a query and a text, which it reads together.
+
+    checkpoint: as in `classifier`; of the folder of a CrossEncoder by sentence-transformers, the scores are the same
+    keep_head, seq_length: as in `classifier`; a classifier of one output is kept
+
+    `fit` takes the columns "query" and "text" with labels, 1 for a relevant text and 0 for another one, or numbers between; or,
+    without labels, the columns "query", "positive" and any number that begin with "negative", and learns to score the positive
+    above the negatives of its row.
+    `evaluate` gives "average_precision" and "accuracy" of labels; of negatives, "mrr" and "accuracy" of the positive in its row.
+    Texts: the columns "query" and "text". Predictions: "score" float32 [N], the sigmoid of the logit, or the logit where a
+    CrossEncoder's folder says so. `rank` sorts texts by their scores.
+    """
+    source = _read(checkpoint)
+    if keep_head is not False and (folder := sentence_folder(source.path)):
+        check_modules(folder)
+    problem = Reranker(score_function=SIGMOID if keep_head is False else None)
+    return _build(problem, source, seq_length, dtype, keep_head)
 
 
 def load(
@@ -421,6 +468,7 @@ def _build(
     own: True says in a line which task the checkpoint has
     """
     features = Hparams(feature_layers=feature_layers, **(bilstm or {})).features  # None for fine-tuning
+    problem, source = problem.started_from(source)
     check_readable(problem)  # type: ignore[arg-type]
     if features is not None and keep_head:
         raise BertKerasError(

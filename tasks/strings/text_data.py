@@ -94,22 +94,20 @@ def raw_columns(
         raise BertKerasError(
             f"{type(x).__name__} is not supported for texts; give lists, arrays, a data frame or a tf.data.Dataset."
         )
-    if y is None:
-        raise BertKerasError(problem.labels_needed)
-    columns = problem.given(x)
-    added = problem.targets(y, columns)
+    columns, added = problem.labelled(x, y), dict[str, np.ndarray]()
     if sample_weight is not None:
         added[SAMPLE_WEIGHT] = float32_column(
             list_values(sample_weight), least=0, where="sample_weight, row {}"
         )
+    columns |= added
     count = len(next(iter(columns.values())))
-    for name, column in added.items():
+    for name, column in columns.items():
         if len(column) != count:
             raise BertKerasError(
                 f"there are {count} texts and {len(column)} of {name}; give one for each text."
             )
-    problem.check_targets(preprocess, columns | added)
-    return Columns(columns | added)
+    problem.check_targets(preprocess, columns)
+    return Columns(columns)
 
 
 def _refuse_distributed(x: Any) -> None:
@@ -317,6 +315,10 @@ def raw_batches(
 def _batch_labelled(problem: Problem, data: tf.data.Dataset, *, batch_size: int | None) -> tf.data.Dataset:
     """The data set in batches. Raises BertKerasError where its specification has no labels, or other texts than the problem's."""
     spec = data.element_spec
+    if problem.joins_texts:
+        raise BertKerasError(
+            f"{problem.name} learns from texts in lists, arrays or a data frame, not in a tf.data.Dataset."
+        )
     if not isinstance(spec, tuple) or len(spec) not in (2, 3):
         raise BertKerasError(
             "the data set has no labels; give elements (texts, labels) or (texts, labels, weights)."

@@ -7,6 +7,7 @@ problem that the model was made for. Text becomes tokens on the host; texts of s
 import dataclasses
 import functools
 import pathlib
+from collections.abc import Sequence
 from typing import Any, Self
 
 import keras
@@ -29,6 +30,7 @@ from bert_keras.tasks.devices.strategies import differ_between_replicas
 from bert_keras.tasks.frozen.row_vectors import RowVectors, fitting
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.joined_windows import call_network
+from bert_keras.tasks.problems.embedding import PROMPT
 from bert_keras.tasks.report import Arrays
 from bert_keras.tasks.runs.run_folder import Run
 from bert_keras.tasks.strings import text_batches, text_model_parts
@@ -311,11 +313,14 @@ class TextModel(text_model_parts.Described, Reported, TrainingSteps, keras.Model
         verbose: Any = "auto",
         steps: int | None = None,
         callbacks: Any = None,
+        *,
+        prompt: str | None = None,
     ) -> Predictions | Any:
         """The decoded predictions [N, ...] by name, in the order of the texts; strings as str; "label_names" of "probabilities".
 
         x: texts as `fit` takes them; features give logits, as in Keras
         steps: batches to predict; None takes all
+        prompt: of an embedder, the name of the prompt before each text; None takes that of `problem`
 
         Each replica of the model's strategy computes its rows. Several workers must all call it, with the same texts.
         `frame()` of the result is a pandas data frame.
@@ -330,16 +335,36 @@ class TextModel(text_model_parts.Described, Reported, TrainingSteps, keras.Model
             raise BertKerasError("predict() of texts takes no callbacks; leave them out.")
         size = get_batch_size(batch_size)
         examples = text_examples(self.problem, x, steps=steps, batch_size=size)
+        if prompt is not None:
+            examples = text_model_parts.with_prompt(self.problem, examples, prompt)
         shown = keras.utils.Progbar(None, verbose=1 if verbose == 1 else 0)
         with data_errors():
             predictions, texts = self._predict_examples(examples, batch_size=size, progress=shown.add)
         predictions = {name: text_model_parts.decode_strings(values) for name, values in predictions.items()}
         predictions = with_label_names(self.problem, predictions, np.broadcast_to)
+        texts = {name: column for name, column in texts.items() if prompt is None or name != PROMPT}
         return Predictions(predictions, self.problem, texts, index_of(x))
 
     def records(self, x: Any, batch_size: int | None = None) -> list[dict[str, Any]]:
         """The predictions of each text as plain values, as `bert-keras predict` prints them in JSON: entities are dicts."""
         return self.predict(x, batch_size, verbose=0).records()
+
+    def rank(
+        self, query: str, texts: Sequence[str], top_k: int | None = None, batch_size: int | None = None
+    ) -> list[dict[str, Any]]:
+        """The texts for a query from the highest score to the lowest: {"index", "score", "text"} for each. Of a reranker.
+
+        top_k: texts to return; None returns all
+        """
+        if "query" not in self.problem.signature():
+            raise BertKerasError(
+                f"rank() scores texts for a query, and {self.problem.name} does not; give a reranker."
+            )
+        if not isinstance(query, str) or not query.strip():
+            raise BertKerasError(f"the query is {query!r}; give a text.")
+        scores = self.predict({"query": [query] * len(texts), "text": texts}, batch_size, verbose=0)["score"]
+        found = np.argsort(-scores, kind="stable")[:top_k].tolist()
+        return [{"index": i, "score": float(scores[i]), "text": texts[i]} for i in found]
 
     def train_on_batch(
         self,

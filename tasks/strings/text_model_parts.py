@@ -30,7 +30,7 @@ from bert_keras.tasks.batches import predictor
 from bert_keras.tasks.frozen.row_vectors import on_vectors
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.problems.classification import TextClassification
-from bert_keras.tasks.problems.embedding import Embedding
+from bert_keras.tasks.problems.embedding import PROMPT, Embedding
 from bert_keras.tasks.runs.notebook import show_run
 from bert_keras.tasks.runs.run_folder import GIVEN_TASK, KERAS, save_run
 from bert_keras.tasks.runs.task_types import TASKS, type_of_kind
@@ -212,6 +212,16 @@ def _list_read(model: Any) -> list[Any]:
     return [*parts, *vars(model.problem).values(), *vars(model.preprocess).values()]
 
 
+def with_prompt(problem: Problem, examples: Any, name: str) -> Any:
+    """Raw examples, a data set or columns [N], with the text of a prompt. Raises BertKerasError for a problem without it."""
+    if not isinstance(problem, Embedding):
+        raise BertKerasError(f"{problem.name} has no prompts; leave prompt out.")
+    text = problem.find_prompt(name)
+    if isinstance(examples, tf.data.Dataset):
+        return examples.map(lambda raw: raw | {PROMPT: tf.constant(text)})
+    return examples | {PROMPT: np.full(len(examples[problem.text[0]]), text.encode(), object)}
+
+
 def decode_strings(values: np.ndarray) -> np.ndarray:
     """Byte strings as str."""
     if values.dtype != object:
@@ -276,7 +286,7 @@ def save_model(
         return
     if path.suffix:
         raise BertKerasError(f"{path} ends in {path.suffix}; give a name that ends in .keras, or a folder.")
-    if model.problem.kind == Embedding.kind or "://" in os.fspath(filepath):
+    if "://" in os.fspath(filepath):
         raise BertKerasError(
             f"a run of {model.problem.kind} cannot be written to {filepath}; give a .keras file."
         )
@@ -346,7 +356,5 @@ def check_logits(problem: Problem, network: keras.Model) -> None:
 
 def load_problem(kept: Mapping[str, Any]) -> Task:
     """The problem in the config of a `.keras` file. Raises BertKerasError for an unknown kind and for wrong settings."""
-    if kept["kind"] == Embedding.kind:
-        return Embedding.from_json(kept["task"])
     given = keras.saving.get_registered_object(GIVEN_TASK)
     return type_of_kind(kept["kind"], given, where="the model").from_json(kept["task"])
