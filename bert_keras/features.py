@@ -22,6 +22,7 @@ MASKED_LM_WEIGHTS = "masked_lm_weights"  # float32 [B, P], 0 on padding
 NEXT_SENTENCE_LABEL = "next_sentence_labels"  # int32 [B] or [B, 1], 0: the second segment follows the first
 LABEL_RATE_TOLERANCE = 0.1  # we warn if the fraction of next-sentence labels 1 differs by more from one half
 OUTPUT_POSITIONS = "output_positions"  # int32 [B, P], optional: `sequence_output` has these positions alone
+POOLING_MASK = "pooling_mask"  # int32 [B, S], the input mask without [CLS] and the tokens of a prompt
 WORD_STARTS = "word_starts"  # int32 [B, S], 1 where a segmenter starts a word; for whole-word masking
 
 # The inputs of every encoder, in this order. The names are TF Hub's.

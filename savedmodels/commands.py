@@ -15,7 +15,7 @@ from typing import Any
 
 from bert_keras.cli.console import PATH, SEVERAL, Command, EndNow, note, say, start, table
 from bert_keras.errors import BertKerasError, MissingFileError, one_line
-from bert_keras.fields import add_flags, flag_of, given_settings, names_of
+from bert_keras.fields import add_flags, flag_of, given_settings
 from bert_keras.io.formats import RESULTS_FILE, command_in
 from bert_keras.io.json_files import as_json
 from bert_keras.io.own_code import is_own
@@ -110,7 +110,7 @@ def _search_to_export(args: argparse.Namespace, options: ExportOptions) -> Any:
     """The search of --index as a run. Raises BertKerasError for another model, for its options, and for k over the texts."""
     from bert_keras.tasks.retrieval.search_task import make_search
 
-    given = [options.embedding, options.seq_length, options.l2, options.layers, *_task_settings(args)]
+    given = [options.embedding, options.seq_length, options.l2, options.layers, *task_settings(args)]
     given.append("dimension" in args)
     if any(given) or args.task or len(args.run or ()) > 1:
         raise BertKerasError(
@@ -121,12 +121,6 @@ def _search_to_export(args: argparse.Namespace, options: ExportOptions) -> Any:
     second: Any = {"reranker": args.reranker, "rerank": settings.rerank}
     how: Any = {"k": settings.k, "dtype": settings.vectors, "prompt": settings.prompt}
     return make_search(args.index, model=model, **how, **second, log=say)
-
-
-def _task_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """The given options of the checkpoint's task; an embedding's flags are those of this command."""
-    others = (*names_of(ExportOptions), *names_of(IndexOptions))
-    return {name: value for name, value in task_settings(args).items() if name not in others}
 
 
 def _prompted(run: Any, args: argparse.Namespace) -> Any:
@@ -178,7 +172,7 @@ def _run_to_export(
     from bert_keras.tasks.runs.run_folder import KERAS, run_of, task_of
     from bert_keras.tasks.runs.task_types import open_task
 
-    of_task, own = _task_settings(args), args.task if is_own(args.task or "") else None
+    of_task, own = task_settings(args), args.task if is_own(args.task or "") else None
     given = [args.checkpoint, options.embedding, options.seq_length, options.l2, options.layers]
     if args.run and args.task == own and not any(given) and not of_task:
         for path in args.run:

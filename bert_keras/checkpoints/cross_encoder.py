@@ -1,4 +1,4 @@
-"""How a cross-encoder makes a score of its logit, and what its folder by sentence-transformers may have.
+"""The function from a cross-encoder's logit to its score, and the modules of its sentence-transformers folder.
 
 In: a folder. Out: the name of the function. Version 6 names it in config_sentence_transformers.json, beside modules.json;
 versions 4 and 5 in config.json under "sentence_transformers", and older ones under KEY, which all of them read; transformers has

@@ -15,7 +15,14 @@ from bert_keras.checkpoints.checkpoint import Checkpoint
 from bert_keras.checkpoints.sentence_transformers import DENSE, read_sentence_settings, sentence_folder
 from bert_keras.cli.console import note
 from bert_keras.errors import BertKerasError
-from bert_keras.features import EMBEDDING_OUTPUT, ENCODER_OUTPUTS, EXAMPLE_INDEX, INPUT_MASK, WORD_INDEX
+from bert_keras.features import (
+    EMBEDDING_OUTPUT,
+    ENCODER_OUTPUTS,
+    EXAMPLE_INDEX,
+    INPUT_MASK,
+    POOLING_MASK,
+    WORD_INDEX,
+)
 from bert_keras.fields import field_types
 from bert_keras.io.json_files import TEXT as STRING
 from bert_keras.model.choices import PAIRS, check_layers, is_mixed, places_of
@@ -45,7 +52,6 @@ POOLINGS: dict[str, Callable[[Any, Any, Any], Any]] = {
 }
 POOLINGS["last"] = POOLINGS["cls"]  # of another position
 PROMPT = "prompt"  # a column of raw examples: the text before each text
-POOLING_MASK = "pooling_mask"  # int32 [B, S], the input mask without the tokens of the prompt
 
 
 @keras.saving.register_keras_serializable("bert_keras")

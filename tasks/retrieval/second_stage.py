@@ -43,9 +43,8 @@ class SecondStage(tf.Module):
         sizes: Any = {"seq_length": given.seq_length, "truncation": given.truncation, "pad_to_longest": True}
         self.preprocess = Preprocessor(given.tokenizer, **sizes, multiple_of=8)
         self.weights = [variable.value for variable in run.model.variables]
-        self._infer = functools.partial(
-            run.model, training=False
-        )  # no attribute that a SavedModel would keep
+        # Not the model itself, which a SavedModel would keep.
+        self._infer = functools.partial(run.model, training=False)
         self._search = tf.function(self.__call__, autograph=False, reduce_retracing=True)
 
     def __call__(self, queries: Any, texts: Any, *, k: int) -> tuple[tf.Tensor, tf.Tensor]:

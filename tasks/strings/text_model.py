@@ -26,11 +26,13 @@ from bert_keras.optimization.optimizers import AdamW
 from bert_keras.optimization.replicas import check_scope
 from bert_keras.optimization.training_model import TrainingSteps
 from bert_keras.tasks.batches import Examples
+from bert_keras.tasks.data.text_groups import QUERY, TEXT
 from bert_keras.tasks.devices.strategies import differ_between_replicas
 from bert_keras.tasks.frozen.row_vectors import RowVectors, fitting
 from bert_keras.tasks.hparams import Hparams
 from bert_keras.tasks.joined_windows import call_network
 from bert_keras.tasks.problems.embedding import PROMPT
+from bert_keras.tasks.problems.label_types import SCORE
 from bert_keras.tasks.report import Arrays
 from bert_keras.tasks.runs.run_folder import Run
 from bert_keras.tasks.strings import text_batches, text_model_parts
@@ -356,13 +358,13 @@ class TextModel(text_model_parts.Described, Reported, TrainingSteps, keras.Model
 
         top_k: texts to return; None returns all
         """
-        if "query" not in self.problem.signature():
+        if QUERY not in self.problem.signature():
             raise BertKerasError(
                 f"rank() scores texts for a query, and {self.problem.name} does not; give a reranker."
             )
         if not isinstance(query, str) or not query.strip():
             raise BertKerasError(f"the query is {query!r}; give a text.")
-        scores = self.predict({"query": [query] * len(texts), "text": texts}, batch_size, verbose=0)["score"]
+        scores = self.predict({QUERY: [query] * len(texts), TEXT: texts}, batch_size, verbose=0)[SCORE]
         found = np.argsort(-scores, kind="stable")[:top_k].tolist()
         return [{"index": i, "score": float(scores[i]), "text": texts[i]} for i in found]
 
