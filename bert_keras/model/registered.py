@@ -35,6 +35,7 @@ CLASSES = {
         "WarmupLinearDecay",
     ),
     "bert_keras.optimization.losses": ("GlobalMean",),
+    "bert_keras.optimization.vector_losses": ("BatchLoss",),
     "bert_keras.optimization.optimizers": ("AdamW", "LAMB"),
     "bert_keras.model.tensorflow_layers": ("HubLayer", "PreprocessorLayer"),
     "bert_keras.optimization.training_model": ("TrainingModel",),
