@@ -97,7 +97,9 @@ def _load(args: argparse.Namespace) -> Any:
     if args.run:
         return load_run(args.run)
     checkpoint = checkpoints.read(args.checkpoint)
-    return embedder(checkpoint).as_run() if own_kind(checkpoint) is None else own_run(checkpoint)
+    if own_kind(checkpoint) is not None:
+        return own_run(checkpoint)
+    return embedder(checkpoint, pooling="mean").as_run()  # the pooling is not looked at
 
 
 def explainer(run: Any, method: str | None) -> Callable[[Mapping[str, Any]], list[Any]]:
