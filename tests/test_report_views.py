@@ -221,8 +221,38 @@ def test_a_finished_run_has_tables_that_draw_and_judged_examples(name, finished)
         assert percent * judged.right.mean() == pytest.approx(measures[run.task.measure])
 
 
-@pytest.mark.parametrize("task", [Embedding(), ReplacedTokens()])
-def test_tasks_without_labels_name_themselves(task):
+UNIT = np.float32([[1, 0], [0, 1], [0.6, 0.8]])
+# The vectors of each row's texts, and the rows of the table.
+VECTOR_VIEWS = {
+    "scores": (
+        UNIT[[[0, 0], [0, 2], [0, 1]]],
+        {"label": np.float32([1, 0.5, 0])},
+        [(1, 1), (0.5, 0.6), (0, 0)],
+    ),
+    "pairs": (UNIT[[[0, 0], [1, 2], [2, 1]]], {}, [("1", 1 / 3, 1), ("2 to 5", 2 / 3, 2)]),
+    "classes": (UNIT[[[0], [1], [2]]], {"label": np.int32([0, 1, 1])}, [("1", 1.0, 2), ("0", 0.0, 1)]),
+}
+
+
+@pytest.mark.parametrize("form", VECTOR_VIEWS)
+def test_vectors_of_each_form_are_charted(form):
+    vectors, label, wanted = VECTOR_VIEWS[form]
+    names = np.char.add(b"text ", np.arange(vectors.shape[0] * vectors.shape[1]).astype("S"))
+    raw = {"text": names.reshape(vectors.shape[:2]).astype(object), **label}
+    (table,) = Embedding().views({"embedding": vectors}, raw)
+    assert draw(table) and len(table.rows) == len(wanted)
+    for row, one in zip(table.rows, wanted, strict=True):
+        assert row[0] == pytest.approx(one[0]) and row[1:] == pytest.approx(one[1:], abs=1e-6)
+
+
+def test_vectors_of_a_teacher_are_charted():
+    raw = {"text": np.array([[b"a"], [b"b"]], object), "label": UNIT[:2]}
+    (table,) = Embedding().views({"embedding": UNIT[:2, np.newaxis]}, raw)
+    assert draw(table) and sum(count for _, count in table.rows) == 2
+
+
+def test_tasks_without_labels_name_themselves():
+    task = ReplacedTokens()
     assert [*task.views({}, {})] == [] and task.judge({}, {}) is None
     with pytest.raises(BertKerasError, match=f"^{task.name} has no .*examples"):
         task.examples("validation")

@@ -77,15 +77,22 @@ def cooccurrence(names: Sequence[str], labels: np.ndarray, predicted: np.ndarray
     yield Table("gold in rows, predicted together in columns", ("", *names, NONE), rows, "heat", about)
 
 
-def scatter(names: Sequence[str], gold: np.ndarray, scores: np.ndarray) -> Iterator[Table]:
-    """Yields the scores beside the labels, and their differences, of POINTS texts at most."""
+def show_scores(gold: np.ndarray, scores: np.ndarray, *, score: str = "score") -> Table:
+    """The scores beside the labels, of POINTS texts at most. score: what a score is."""
     chosen = np.unique(np.linspace(0, len(gold) - 1, POINTS).astype(int))
     pairs = [(float(gold[i]), float(scores[i])) for i in chosen]
-    of = f"A point is one of {len(chosen):,} texts."
-    about = f"{of} Good scores rise along a line from the lower left to the upper right."
-    yield Table("scores beside labels", ("gold", "score"), pairs, "scatter", about)
-    about = f"{of} Points above 0 have too high a score; a slope means that extreme labels are not reached."
-    errors = [(label, score - label) for label, score in pairs]
+    about = (
+        f"A point is one of {len(chosen):,} texts. Good scores rise from the lower left to the upper right."
+    )
+    return Table("scores beside labels", ("gold", score), pairs, "scatter", about)
+
+
+def scatter(names: Sequence[str], gold: np.ndarray, scores: np.ndarray) -> Iterator[Table]:
+    """Yields the scores beside the labels, and their differences, of POINTS texts at most."""
+    shown = show_scores(gold, scores)
+    yield shown
+    about = "Points above 0 have too high a score; a slope means that extreme labels are not reached."
+    errors = [(label, score - label) for label, score in shown.rows]
     yield Table("errors of the scores", ("gold", "score minus gold"), errors, "scatter", about)
 
 

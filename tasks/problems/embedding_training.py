@@ -36,8 +36,8 @@ from bert_keras.tasks.data.text_groups import (
     without_repeats,
 )
 from bert_keras.tasks.options import ColumnOptions, EmbeddingOptions
-from bert_keras.tasks.problems.vector_measures import MEASURES, evaluate_vectors, measures_of
-from bert_keras.tasks.report import Arrays
+from bert_keras.tasks.problems.vector_measures import MEASURES, evaluate_vectors, measures_of, views_of
+from bert_keras.tasks.report import Arrays, Table
 from bert_keras.tasks.task import Features, Raw, Task
 
 VECTOR = "embedding"
@@ -169,9 +169,9 @@ class VectorTraining(Task):
         return BatchLoss(self.loss_name, **settings)
 
     def decode(self, outputs: tf.Tensor, features: Features, raw: Raw) -> dict[str, tf.Tensor]:
-        """Vectors [B, H] -> "embedding" float32 [B, H]; [B, T, H] of examples with several texts."""
+        """Vectors [B, H] -> "embedding" float32 [B, H]."""
         shape = raw[TEXT].shape
-        if len(shape) > 1:
+        if len(shape) > 1:  # an example has T texts: vectors [B * T, H] -> [B, T, H]
             outputs = tf.reshape(outputs, [-1, shape[1], outputs.shape[-1]])
         return self.decode_features(outputs)
 
@@ -195,6 +195,9 @@ class VectorTraining(Task):
 
     def resampled(self, predictions: Arrays, raw: Arrays) -> Callable[[np.ndarray], dict[str, float]]:
         return measures_of(predictions[VECTOR], raw)
+
+    def views(self, predictions: Arrays, raw: Arrays) -> Iterator[Table]:
+        yield from views_of(predictions[VECTOR], raw)
 
     def degenerate(self, predictions: Arrays, raw: Arrays) -> str | None:
         """A measure near 0; of classes, no better than chance cannot be told from this alone."""

@@ -35,10 +35,11 @@ from bert_keras.tasks.data.text_groups import (
     checked_groups,
     form_of,
 )
+from bert_keras.tasks.problems.class_report import show_scores
 from bert_keras.tasks.problems.embedding_training import TRAINING_KINDS, VectorTraining
 from bert_keras.tasks.problems.label_types import SCORE
-from bert_keras.tasks.problems.vector_measures import MEASURES, rank_measures
-from bert_keras.tasks.report import Arrays
+from bert_keras.tasks.problems.vector_measures import MEASURES, rank_measures, rank_views
+from bert_keras.tasks.report import Arrays, Table
 from bert_keras.tasks.task import Features, Raw, classifier_model
 from bert_keras.text.preprocessing import Preprocessor
 
@@ -180,7 +181,7 @@ class Reranker(VectorTraining):
     def resampled(self, predictions: Arrays, raw: Arrays) -> Callable[[Any], dict[str, float]]:
         found = predictions[SCORE]
         if LABEL not in raw:
-            return rank_measures(1 + (found[:, 1:] >= found[:, :1]).sum(axis=1))
+            return rank_measures(_ranks(found))
         relevant, found = raw[LABEL] >= 0.5, found[:, 0]
         right = (found >= (0.5 if self.sigmoid else 0)) == relevant
 
@@ -188,3 +189,15 @@ class Reranker(VectorTraining):
             "average_precision": metrics.average_precision(relevant[rows], found[rows]),
             "accuracy": float(right[rows].mean()),
         }
+
+    def views(self, predictions: Arrays, raw: Arrays) -> Iterator[Table]:
+        found = predictions[SCORE]
+        if LABEL in raw:
+            yield show_scores(raw[LABEL], found[:, 0])
+        else:
+            yield from rank_views(_ranks(found))
+
+
+def _ranks(scores: np.ndarray) -> np.ndarray:
+    """The rank of the first of K candidates, of equal scores the last one: [N, K] -> int [N]."""
+    return 1 + (scores[:, 1:] >= scores[:, :1]).sum(axis=1)
